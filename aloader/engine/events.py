@@ -1,0 +1,156 @@
+"""What goes into the dispatcher and what comes out of it. Only immutable values; no behaviour may enter here.
+
+Named tuples rather than frozen dataclasses: they are made several times per batch, and a frozen dataclass costs three
+times as much to make.
+
+A *slot* is a worker's place (0 … n-1). A *generation* counts the processes that have filled that place: what a dead
+generation still says is dropped by its number. A *seq* is a ticket's place in the order of the epoch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# -- events: what happened -------------------------------------------------------------------------------------------
+
+
+class Opened(NamedTuple):
+    """The epoch begins: the sampler's iterator exists and may be advanced."""
+
+
+class Drawn(NamedTuple):
+    """The sampler gave the next ticket's indices (one event for each; the answer to `Draw`)."""
+
+    indices: object
+
+
+class Exhausted(NamedTuple):
+    """The sampler has no more tickets. Nothing is drawn after it."""
+
+
+class WorkerReady(NamedTuple):
+    """The process of that generation has opened its dataset and can be given tickets."""
+
+    slot: int
+    generation: int
+
+
+class NeedMemory(NamedTuple):
+    """A worker has fetched a ticket and needs more bytes to collate it than its `Assign` allowed."""
+
+    slot: int
+    generation: int
+    seq: int
+    nbytes: int
+
+
+class BatchArrived(NamedTuple):
+    """A worker has finished a ticket; `nbytes` is what the batch really takes in shared memory."""
+
+    slot: int
+    generation: int
+    seq: int
+    nbytes: int
+    batch: object
+
+
+class TicketFailed(NamedTuple):
+    """The user's code failed in a ticket. The worker goes on."""
+
+    slot: int
+    generation: int
+    seq: int
+    error: object
+
+
+class WorkerLost(NamedTuple):
+    """A process ended that should not have. `running` is the ticket it was working on, where that is known."""
+
+    slot: int
+    generation: int
+    running: int | None
+    error: object
+
+
+class Consumed(NamedTuple):
+    """What was delivered (or raised) under `seq` has been handed to the user."""
+
+    seq: int
+
+
+class Closed(NamedTuple):
+    """The epoch is over for its consumer, whatever is still under way."""
+
+
+Event = (
+    Opened
+    | Drawn
+    | Exhausted
+    | WorkerReady
+    | NeedMemory
+    | BatchArrived
+    | TicketFailed
+    | WorkerLost
+    | Consumed
+    | Closed
+)
+
+# -- commands: what the driver must do -------------------------------------------------------------------------------
+
+
+class Draw(NamedTuple):
+    """Advance the sampler up to `count` times: answer with as many `Drawn`, or with `Exhausted`."""
+
+    count: int
+
+
+class Assign(NamedTuple):
+    """Give a ticket to a worker. It may collate up to `allowance` bytes without asking."""
+
+    slot: int
+    generation: int
+    seq: int
+    indices: object
+    allowance: int
+
+
+class Grant(NamedTuple):
+    """The worker that asked with `NeedMemory` may collate now."""
+
+    slot: int
+    generation: int
+    seq: int
+
+
+class Deliver(NamedTuple):
+    """The next batch for the user."""
+
+    seq: int
+    batch: object
+
+
+class Raise(NamedTuple):
+    """The next thing for the user is this error, in the place of batch `seq`."""
+
+    seq: int
+    error: object
+
+
+class Discard(NamedTuple):
+    """A batch that nobody will ever see: give its memory back."""
+
+    batch: object
+
+
+class Restart(NamedTuple):
+    """Start a process of this generation in that slot; its tickets wait for it."""
+
+    slot: int
+    generation: int
+
+
+class Finish(NamedTuple):
+    """Every ticket has been delivered and consumed."""
+
+
+Command = Draw | Assign | Grant | Deliver | Raise | Discard | Restart | Finish

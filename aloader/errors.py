@@ -1,0 +1,73 @@
+"""Errors, named by whose doing they were. A fault of ours is an assertion, and not here."""
+
+from __future__ import annotations
+
+
+class LoaderError(Exception):
+    """Base of every error that aloader itself raises."""
+
+
+class SampleError(LoaderError, RuntimeError):
+    """A sample failed, and its original exception could not be rebuilt in this process.
+
+    Where it can be, the original is raised instead, with the worker's traceback as its `__cause__`.
+    """
+
+
+class WorkerLost(LoaderError, RuntimeError):  # noqa: N818  (what happened, as `LoaderClosed`)
+    """A worker process ended that should not have: killed, crashed or exited.
+
+    `worker` is its slot, `pid` its process, `signal` the number of the signal that ended it (0 if it exited),
+    `exit_code` what it exited with, `sample` the index it was working on, where that is known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        worker: int = -1,
+        pid: int = 0,
+        signal: int = 0,
+        exit_code: int = 0,
+        sample: object = None,
+    ) -> None:
+        super().__init__(message)
+        self.worker = worker
+        self.pid = pid
+        self.signal = signal
+        self.exit_code = exit_code
+        self.sample = sample
+
+
+class LoaderClosed(LoaderError, RuntimeError):  # noqa: N818
+    """The loader, its pool or the event loop it was iterated on has been closed."""
+
+
+class LoaderBusy(LoaderError, RuntimeError):  # noqa: N818
+    """Two tasks wait in one iterator; a batch can go to one of them only."""
+
+
+class WorkerTraceback(Exception):  # noqa: N818
+    """The text of a traceback from a worker process: the `__cause__` of what the worker's code raised."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n{self.text}"
+
+
+class StorageError(LoaderError, OSError):
+    """A store could not do what was asked: `key` names the object, where there is one."""
+
+    def __init__(self, message: str, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class KeyNotFound(StorageError, KeyError):  # noqa: N818
+    """The store has no object under this key."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])

@@ -1,0 +1,64 @@
+"""Every bound and default, in one frozen place. Numbers with their reasons; no behaviour but arithmetic on them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+
+#: Tickets a worker may hold that have not arrived: torch's default.
+PREFETCH_FACTOR: Final = 2
+
+#: Leaves of this size and more live in the arena under a lease of their own; smaller ones are copied out on receipt
+#: (a lease costs about as much as copying 64 KiB).
+LEASE_BYTES: Final = 64 * KIB
+
+#: No message body over this size goes through a socket: the kernel's buffer must never fill up with bulk data.
+BODY_BYTES: Final = 32 * KIB
+
+#: Every block in an arena begins on this boundary: a cache line, and enough for any dtype and vector instruction.
+ALIGNMENT: Final = 64
+
+#: A segment is never larger, unless one leaf needs it: page-locking and unmapping are slow in proportion.
+SEGMENT_BYTES: Final = GIB
+
+#: What a worker may collate without asking before the size of a batch is known.
+FIRST_ALLOWANCE: Final = MIB
+
+#: Undelivered bytes up to which the window is twice torch's; beyond, torch's own window bounds peak memory.
+WIDE_WINDOW_BYTES: Final = 256 * MIB
+
+#: Samples in flight of the whole loader, and the bounds of one worker's share: stores limit requests.
+CONCURRENCY: Final = 256
+CONCURRENCY_PER_WORKER: Final = (4, 64)
+
+#: Worker processes that may be replaced in one epoch before the loader gives up.
+MAX_WORKER_RESTARTS: Final = 3
+
+#: A pickle larger than this that a captured global brought along is named in a warning.
+CAPTURED_BYTES: Final = 100 * MIB
+
+#: Seconds that a worker has to close its dataset before it is killed.
+CLOSE_GRACE: Final = 0.3
+
+#: Seconds after which a consumer that finds its batch ready passes through the loop all the same.
+LOOP_PASS: Final = 0.001
+
+#: Workers give way to the consumer's process.
+WORKER_NICENESS: Final = 5
+
+
+def share_of(concurrency: int, num_workers: int) -> int:
+    """Samples one worker may have in flight, of `concurrency` for the whole loader."""
+    least, most = CONCURRENCY_PER_WORKER
+    return min(most, max(least, concurrency // max(1, num_workers)))
+
+
+def async_credit(share: int, batch_size: int) -> int:
+    """Tickets a worker of an async dataset may hold: four times what its samples in flight fill.
+
+    With a credit of 2, in-flight ÷ latency is reached to 52 %, with 4 to 90 %, with 8 to 99 %.
+    """
+    return max(4, -(-4 * share // max(1, batch_size)))
