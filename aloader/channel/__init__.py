@@ -1,0 +1,1 @@
+"""What crosses the process border: memory (`arena`, `leases`), batches (`payload`), errors, messages, links."""

@@ -1,0 +1,112 @@
+"""A worker's arena as the parent sees it: mapped once, and one lease for every leaf that anybody still looks at.
+
+The owner of a leaf is an array made **directly on the mapping** (numpy collapses `.base`: a slice of a slice would not
+keep the middle one alive), and a weak reference to it tells when the last view, slice, `.numpy()` or autograd node
+that used it has died. That happens in any thread and in the middle of any code, so the callback only hands over.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+
+from aloader.channel import shared
+from aloader.channel.arena import Place
+
+
+class _Lease(weakref.ref[np.ndarray]):
+    """A weak reference to the owner that knows which block it holds."""
+
+    __slots__ = ("place",)
+    place: Place
+
+
+class Mappings:
+    """The segments of one worker process, and the leases on them.
+
+    `release(segment, offset)` is called from any thread when a lease has ended, and must not block.
+    """
+
+    def __init__(self, release: Callable[[int, int], None]) -> None:
+        self._release = release
+        self._segments: dict[int, mmap.mmap] = {}
+        self._leases: dict[tuple[int, int], _Lease] = {}
+        self._pid = os.getpid()
+        self._closed = False
+        self.nbytes = 0  # of all segments
+        self._on_end = _ending(weakref.ref(self))
+
+    def add(self, number: int, nbytes: int, fd: int) -> None:
+        """Map a new segment; closes `fd`."""
+        try:
+            self._segments[number] = shared.attach(fd, nbytes)
+        finally:
+            os.close(fd)
+        self.nbytes += nbytes
+
+    def lease(self, place: Place) -> np.ndarray:
+        """The leaf's owner: when it dies, the block goes back to the worker."""
+        owner = np.frombuffer(self._segments[place.segment], np.uint8, place.nbytes, place.offset)
+        lease = _Lease(owner, self._on_end)
+        lease.place = place
+        self._leases[place.segment, place.offset] = lease
+        return owner
+
+    def copy(self, place: Place) -> bytes:
+        """The bytes at `place`, whose block goes back to the worker at once."""
+        data = self._segments[place.segment][place.offset : place.offset + place.nbytes]
+        self.give_back(place)
+        return data
+
+    def give_back(self, place: Place) -> None:
+        """Return a block that nobody has looked at."""
+        if not self._closed:
+            self._release(place.segment, place.offset)
+
+    def retire(self, number: int) -> mmap.mmap:
+        """Forget a segment without leases. The caller closes what it gets, off the loop: unmapping takes time."""
+        memory = self._segments.pop(number)
+        self.nbytes -= len(memory)
+        return memory
+
+    def close(self) -> list[mmap.mmap]:
+        """The worker is gone: leases that still live keep their memory, and their end is told to nobody.
+
+        Returns the mappings without leases, for the caller to close off the loop.
+        """
+        self._closed = True
+        held = {segment for segment, _ in list(self._leases)}
+        idle = [memory for number, memory in self._segments.items() if number not in held]
+        self._segments.clear()
+        return idle
+
+    @property
+    def leases(self) -> int:
+        """Leaves that somebody still looks at."""
+        return len(self._leases)
+
+    @property
+    def leased_bytes(self) -> int:
+        """Their bytes."""
+        return sum(lease.place.nbytes for lease in list(self._leases.values()))
+
+    def _ended(self, lease: _Lease) -> None:
+        place = lease.place
+        self._leases.pop((place.segment, place.offset), None)
+        if not self._closed and os.getpid() == self._pid:  # in a fork of the user's, the parent still has its own
+            self._release(place.segment, place.offset)
+
+
+def _ending(book: weakref.ref[Mappings]) -> Callable[[weakref.ref[np.ndarray]], None]:
+    """The callback of all leases of a book: holds the book weakly, so that a dropped loader is dropped."""
+
+    def ended(lease: weakref.ref[np.ndarray]) -> None:
+        mappings = book()
+        if mappings is not None:
+            mappings._ended(lease)  # type: ignore[arg-type]
+
+    return ended

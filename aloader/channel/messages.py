@@ -1,0 +1,159 @@
+"""What crosses the process border, in both directions. Only immutable values.
+
+A message travels as a pickled tuple of its tag and fields: the classes themselves are not named on the wire (1 µs less
+each way, and a worker of another generation of the code would be noticed by its tag).
+
+The slot and generation of a message are those of the link it comes by: every worker process has a link of its own.
+The dataset's number and the epoch are said each time, since one process may serve several of either.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from aloader.channel.arena import Place
+
+# -- from the parent to a worker -------------------------------------------------------------------------------------
+
+
+class Start(NamedTuple):
+    """The first message: who the worker is. `context` is what it takes over from the parent (pickled)."""
+
+    dataset: int
+    slot: int
+    generation: int
+    num_workers: int
+    base_seed: int
+    concurrency: int
+    threads: bool
+    auto_collation: bool
+    context: bytes
+
+
+class Ticket(NamedTuple):
+    """Work for one batch. Up to `allowance` bytes may be collated without asking."""
+
+    dataset: int
+    epoch: int
+    seq: int
+    indices: object
+    allowance: int
+
+
+class Granted(NamedTuple):
+    """The answer to `Need`."""
+
+    dataset: int
+    epoch: int
+    seq: int
+
+
+class Released(NamedTuple):
+    """Leases that have ended: flat, segment and offset in turn."""
+
+    places: tuple[int, ...]
+
+
+class Unmapped(NamedTuple):
+    """The parent no longer maps this segment."""
+
+    segment: int
+
+
+class EpochOver(NamedTuple):
+    """Whatever is left of this dataset's epochs up to this one will never be looked at."""
+
+    dataset: int
+    epoch: int
+
+
+class Stop(NamedTuple):
+    """Close the dataset and exit."""
+
+
+# -- from a worker to the parent -------------------------------------------------------------------------------------
+
+
+class Ready(NamedTuple):
+    """The worker has its dataset (or an error to answer tickets with)."""
+
+    pid: int
+
+
+class NewSegment(NamedTuple):
+    """A segment of the worker's arena; its descriptor comes along, and the receiving link fills in `fd`."""
+
+    number: int
+    nbytes: int
+    fd: int = -1
+
+
+class Retire(NamedTuple):
+    """The worker no longer uses this segment: unmap it and say so."""
+
+    segment: int
+
+
+class Need(NamedTuple):
+    """A ticket has been fetched and takes more bytes than it was allowed."""
+
+    dataset: int
+    epoch: int
+    seq: int
+    nbytes: int
+
+
+class Batch(NamedTuple):
+    """A finished ticket: the pickle's body (or its place in the arena), the places of its large leaves, and the seconds
+    that it took to fetch and to collate."""
+
+    dataset: int
+    epoch: int
+    seq: int
+    body: bytes | Place
+    leaves: tuple[Place, ...]
+    fetch_seconds: float
+    collate_seconds: float
+
+
+class Failure(NamedTuple):
+    """A ticket that failed in the user's code: the exception as `faults.pack_fault` wrote it."""
+
+    dataset: int
+    epoch: int
+    seq: int
+    fault: bytes
+
+
+Message = (
+    Start
+    | Ticket
+    | Granted
+    | Released
+    | Unmapped
+    | EpochOver
+    | Stop
+    | Ready
+    | NewSegment
+    | Retire
+    | Need
+    | Batch
+    | Failure
+)
+
+KINDS: Final[tuple[type[Message], ...]] = (
+    Start,
+    Ticket,
+    Granted,
+    Released,
+    Unmapped,
+    EpochOver,
+    Stop,
+    Ready,
+    NewSegment,
+    Retire,
+    Need,
+    Batch,
+    Failure,
+)
+TAGS: Final[dict[type[Message], int]] = {kind: tag for tag, kind in enumerate(KINDS)}

@@ -1,0 +1,118 @@
+"""A link carries messages and descriptors whole and in order, never blocks, and notices the other side's death."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from aloader.channel import shared
+from aloader.channel.link import Link, pair
+from aloader.channel.messages import Failure, NewSegment, Released, Retire, Ticket
+
+
+@pytest.fixture
+def links():
+    a, b = (Link(end) for end in pair())
+    yield a, b
+    a.close()
+    b.close()
+
+
+def deliver(a: Link, b: Link) -> list[object]:
+    got = []
+    while not a.flush():
+        got += b.receive(everything=True)
+    return got + b.receive(everything=True)
+
+
+def test_messages_arrive_in_order_and_whole(links):
+    a, b = links
+    sent = [Ticket(1, 2, n, list(range(n)), 10) for n in range(200)]
+    for message in sent:
+        a.send(message)
+    assert deliver(a, b) == sent
+
+
+def test_a_body_too_large_for_the_socket_travels_as_a_descriptor(links):
+    a, b = links
+    sent = Ticket(0, 0, 1, list(range(100_000)), 0)
+    a.send(sent)
+    assert deliver(a, b) == [sent]
+
+
+def test_descriptors_are_matched_in_order_also_between_large_bodies(links):
+    a, b = links
+    for number in range(3):
+        fd = shared.create(4096)
+        os.pwrite(fd, bytes([number]), 0)
+        a.send(NewSegment(number, 4096), fd)
+        a.send(Failure(0, 0, number, bytes(100_000)))
+    got = deliver(a, b)
+    assert [type(m) for m in got] == [NewSegment, Failure] * 3
+    for message in got[::2]:
+        assert os.pread(message.fd, 1, 0) == bytes([message.number])
+        assert os.get_inheritable(message.fd) is False
+        os.close(message.fd)
+
+
+def test_a_full_socket_blocks_nobody(links):
+    a, b = links
+    for n in range(3000):
+        a.send(Failure(0, 0, n, bytes(1000)))
+    assert not a.flush()
+    assert a.pending
+    got = deliver(a, b)
+    assert [m.seq for m in got] == list(range(3000))
+    assert not a.pending
+
+
+def test_the_end_of_the_other_side_is_seen_after_its_last_words(links):
+    a, b = links
+    a.send(Retire(7))
+    a.flush()
+    a.close()
+    assert b.receive(everything=True) == [Retire(7)]
+    assert b.ended
+    b.send(Retire(8))
+    assert b.flush()  # what is for the dead is dropped, not raised
+    assert not b.pending
+
+
+def test_half_a_message_before_the_end_is_dropped(links):
+    a, b = links
+    a.send(Retire(7))
+    a._out[0] = (a._out[0][0][:-3], -1)
+    a.flush()
+    a.close()
+    assert b.receive(everything=True) == []
+    assert b.ended
+
+
+def test_releases_of_many_threads_all_arrive_once(links):
+    a, b = links
+    threads = [threading.Thread(target=lambda k=k: [a.release(k, n) for n in range(500)]) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    got = []
+    for n in range(500):
+        a.send(Retire(n))
+        a.flush()
+        got += b.receive()
+    for thread in threads:
+        thread.join()
+    got += deliver(a, b)
+    places = [p for m in got if isinstance(m, Released) for p in zip(m.places[::2], m.places[1::2], strict=True)]
+    assert sorted(places) == [(k, n) for k in range(4) for n in range(500)]
+    assert [m.segment for m in got if isinstance(m, Retire)] == list(range(500))
+
+
+def test_closing_closes_descriptors_that_nobody_took(links):
+    a, b = links
+    before = len(os.listdir("/proc/self/fd"))
+    a.send(NewSegment(1, 4096), shared.create(4096))
+    a.close()
+    b.receive(everything=True)
+    b.close()
+    assert len(os.listdir("/proc/self/fd")) <= before
