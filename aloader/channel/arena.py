@@ -155,7 +155,7 @@ class Arena:
         length = -(-nbytes // options.ALIGNMENT) * options.ALIGNMENT
         block = self._place(length)
         owner = np.frombuffer(block.segment.memory, np.uint8, nbytes, block.offset)
-        block.watch = weakref.ref(owner, lambda _, block=block, orphans=self._orphans: orphans.append(block))
+        block.watch = weakref.ref(owner, _hand_over(self._orphans, block))
         self._blocks[block.address] = block
         self._live += length
         self._peaks[0] = max(self._peaks[0], self._live)
@@ -246,13 +246,18 @@ class Arena:
             self._retire_idle()
 
     def _retire_idle(self) -> None:
-        """Give back empty segments, the largest first, as long as the rest holds what was needed of late."""
+        """Give back empty segments, the largest first: if the rest holds what was needed of late, or if the segment is
+        far larger than that (growing again from nothing is cheaper than keeping it)."""
         needed = max(4 * self._largest, *self._peaks)
         for segment in sorted(self._segments.values(), key=lambda s: -s.free.size):
             size = segment.free.size
-            if segment.free.empty and self._capacity - size >= needed:
+            if segment.free.empty and (self._capacity - size >= needed or size > 4 * needed > 0):
                 del self._segments[segment.number]
                 self._capacity -= size
                 self._retiring[segment.number] = segment
                 self._retire(segment.number)
         self._last_size = max((s.free.size for s in self._segments.values()), default=0)
+
+
+def _hand_over(orphans: deque[Block], block: Block) -> Callable[[object], None]:
+    return lambda _: orphans.append(block)

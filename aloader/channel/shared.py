@@ -41,7 +41,7 @@ def create_portably(nbytes: int) -> int:
 
 def _posix_shared_memory() -> int | None:
     try:
-        import _posixshmem
+        import _posixshmem  # type: ignore[import-not-found]
     except ImportError:
         return None
     name = f"/aloader-{secrets.token_hex(6)}"  # macOS allows 31 characters
