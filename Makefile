@@ -1,0 +1,59 @@
+# Every target makes the environment that it needs, in .venv, and keeps it until pyproject.toml changes.
+#
+#   make demo                      real images out of a real S3 server into a training loop
+#   make test                      the whole suite           make test ARGS="-k engine -x"
+#   make lint                      ruff and mypy --strict
+#   make bench                     the transport benchmark   make bench ARGS="--quick --case tiny"
+#   make docs                      checks links and Python blocks of README.md and docs/
+#   make clean                     removes .venv, caches and build outputs
+
+VENV  := .venv
+PY    := $(VENV)/bin/python
+STAMP := $(VENV)/installed
+ARGS  ?=
+PIP   := $(PY) -m pip --disable-pip-version-check --no-input -qq
+
+# One known release, installed first: otherwise pip takes the newest that some other requirement admits.
+# aloader works with every torch >= 2.4:  make clean test TORCH=torch==2.6.0
+TORCH ?= torch==2.13.0
+
+# The first interpreter here that is new enough and can make a virtual environment; or: make PYTHON=/path/to/python3.12
+PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python3.14; do \
+	$$python -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
+	&& { echo $$python; break; }; done)
+
+.PHONY: help demo test lint bench docs clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(STAMP)
+	@$(PY) examples/quickstart.py $(ARGS)
+
+test: $(STAMP)
+	@$(PY) -m pytest -q $(ARGS)
+
+lint: $(STAMP)
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy
+
+bench: $(STAMP)
+	@$(PY) examples/benchmarks/transport.py $(ARGS)
+
+docs: $(STAMP)
+	@$(PY) docs/check.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "aloader needs Python 3.11 or newer with its venv module" \
+		"(Debian: python3-venv), and found none; or name one: make PYTHON=/path/to/python" >&2; exit 1; }
+	@test -x $(PY) || { echo "making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing $(TORCH)"
+	@$(PIP) install "$(TORCH)"
+	@echo "installing aloader, editable, with everything that tests, demo and benchmarks need"
+	@$(PIP) install -e '.[dev]'
+	@touch $@

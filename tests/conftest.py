@@ -1,0 +1,136 @@
+"""What every test may use: `nothing_left`, which fails a test that leaves anything behind. No single package's helpers.
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import inspect
+import os
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+#: Seconds that things have to go, once the test's body is over.
+GRACE = 2.0
+
+#: Every process started in a test inherits it: so one that has left the family tree is found too.
+TOKEN = "ALOADER_TEST_TOKEN"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """GPU tests are skipped where there is no GPU. torch is imported only if there are any."""
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in gpu:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture
+def nothing_left(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Fails if processes, descriptors, tasks, threads, or files in /dev/shm or the temp folder outlive the test.
+
+    The temp folder is the test's own while it runs, so that nobody else's files are counted.
+    """
+    temp = tmp_path_factory.mktemp("temp")
+    monkeypatch.setattr(tempfile, "tempdir", str(temp))
+    monkeypatch.setenv("TMPDIR", str(temp))
+    token = uuid.uuid4().hex
+    monkeypatch.setenv(TOKEN, token)
+    tasks_left: list[str] = []
+    _watch_tasks(request.node, tasks_left)
+    look = functools.partial(_everything, temp, token)
+    before = look()
+    yield
+    left = _wait_until_gone(lambda: look() - before)
+    if tasks_left or left:
+        pytest.fail("left behind:\n  " + "\n  ".join(sorted(left) + tasks_left), pytrace=False)
+
+
+def _wait_until_gone(remaining: Callable[[], set[str]]) -> set[str]:
+    """What was there at first and still is after `GRACE` seconds: what others begin meanwhile is not ours."""
+    left = remaining()
+    deadline = time.monotonic() + GRACE
+    while left and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.02)
+        left &= remaining()
+    return left
+
+
+def _everything(temp: Path, token: str) -> set[str]:
+    return _processes(token) | _descriptors() | _threads() | _files(Path("/dev/shm")) | _files(temp)
+
+
+def _processes(token: str) -> set[str]:
+    """Descendants, and processes of this test that were given to another parent."""
+    found = {child.pid: child for child in psutil.Process().children(recursive=True)}
+    mark = f"{TOKEN}={token}".encode()
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in entry.read_bytes().split(b"\0"):
+                found.setdefault(int(entry.parent.name), psutil.Process(int(entry.parent.name)))
+        except (OSError, psutil.NoSuchProcess):
+            pass  # gone, or somebody else's
+    return {_describe(process) for process in found.values()}
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        command = " ".join(process.cmdline())[:100] or process.name()
+        return f"process {process.pid}: {command}"
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return f"process {process.pid}: a zombie, not waited for"
+
+
+def _descriptors() -> set[str]:
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except FileNotFoundError:
+            continue  # the one that lists them
+        found.add(f"descriptor {number}: {target}")
+    return found
+
+
+def _threads() -> set[str]:
+    return {f"thread {thread.ident}: {thread.name}" for thread in threading.enumerate()}
+
+
+def _files(folder: Path) -> set[str]:
+    return {f"file {folder / name}" for name in os.listdir(folder)} if folder.is_dir() else set()
+
+
+def _watch_tasks(item: pytest.Item, left: list[str]) -> None:
+    """Wraps a coroutine test: tasks must have gone while its loop still runs, since closing the loop cancels them."""
+    test = getattr(item, "obj", None)
+    if not inspect.iscoroutinefunction(test):
+        return
+
+    @functools.wraps(test)
+    async def watched(*args: object, **kwargs: object) -> None:
+        before = asyncio.all_tasks()
+        await test(*args, **kwargs)
+        deadline = time.monotonic() + GRACE
+        while (remaining := asyncio.all_tasks() - before) and time.monotonic() < deadline:
+            gc.collect()
+            await asyncio.sleep(0.02)
+        left.extend(f"task {task.get_name()}: {task.get_coro()!r}" for task in remaining)
+
+    item.obj = watched  # type: ignore[attr-defined]
