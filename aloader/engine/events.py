@@ -101,7 +101,7 @@ Event = (
 class Draw(NamedTuple):
     """Advance the sampler up to `count` times: answer with as many `Drawn`, or with `Exhausted`."""
 
-    count: int
+    count: int  # type: ignore[assignment]  # a tuple's own method of that name is of no use here
 
 
 class Assign(NamedTuple):

@@ -1,0 +1,55 @@
+"""Every decision of an epoch, as a pure state machine: events in, commands out.
+
+No asyncio, processes, torch, clock, logging or I/O may enter here.
+"""
+
+from aloader.engine.dispatcher import Dispatcher, DispatcherConfig
+from aloader.engine.events import (
+    Assign,
+    BatchArrived,
+    Closed,
+    Command,
+    Consumed,
+    Deliver,
+    Discard,
+    Draw,
+    Drawn,
+    Event,
+    Exhausted,
+    Finish,
+    Grant,
+    NeedMemory,
+    Opened,
+    Raise,
+    Restart,
+    TicketFailed,
+    WorkerLost,
+    WorkerReady,
+)
+from aloader.engine.statistics import DispatcherStatistics
+
+__all__ = [
+    "Assign",
+    "BatchArrived",
+    "Closed",
+    "Command",
+    "Consumed",
+    "Deliver",
+    "Discard",
+    "Dispatcher",
+    "DispatcherConfig",
+    "DispatcherStatistics",
+    "Draw",
+    "Drawn",
+    "Event",
+    "Exhausted",
+    "Finish",
+    "Grant",
+    "NeedMemory",
+    "Opened",
+    "Raise",
+    "Restart",
+    "TicketFailed",
+    "WorkerLost",
+    "WorkerReady",
+]
