@@ -1,0 +1,108 @@
+"""Where in an object the part is that cannot be pickled. Only after a pickle has failed: it tries every part again."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType, MethodType
+from typing import Any
+
+DEPTH = 64
+
+
+def explain(root: object, name: str | Sequence[str], write: Callable[[object], object]) -> str:
+    """The place and type of the innermost part that `write` fails on: "batch['meta'][2]: _thread.lock".
+
+    `name` is what the root is called; several names are those of its items.
+    """
+    path, part = find(root, name, write)
+    return f"{path}: {type_name(type(part))}"
+
+
+def find(root: object, name: str | Sequence[str], write: Callable[[object], object]) -> tuple[str, object]:
+    """The path to that part, and the part."""
+    path, part = ("", root) if not isinstance(name, str) else (name, root)
+    children = zip(name, root, strict=False) if not isinstance(name, str) else None  # type: ignore[call-overload]
+    seen = {id(root)}
+    for _ in range(DEPTH):
+        below = children if children is not None else parts_of(part, path)
+        children = None
+        for child_path, child in below:
+            if id(child) not in seen and _fails(child, write):
+                path, part = child_path, child
+                seen.add(id(child))
+                break
+        else:
+            break
+    return path or ", ".join(name), part
+
+
+def type_name(kind: type) -> str:
+    """How an error names a type."""
+    module = kind.__module__
+    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+
+
+def _fails(part: object, write: Callable[[object], object]) -> bool:
+    try:
+        write(part)
+    except Exception:
+        return True
+    return False
+
+
+def parts_of(obj: Any, path: str) -> Iterator[tuple[str, object]]:
+    """What an object is pickled with, each with its path."""
+    if isinstance(obj, FunctionType):
+        yield from _captured(obj, path)
+        return
+    if isinstance(obj, MethodType):
+        yield f"{path}.__self__", obj.__self__
+        return
+    if isinstance(obj, dict):
+        for key, value in obj.items():
+            yield f"{path}[{_safe_repr(key)}]", value
+            yield f"{path}, key {_safe_repr(key)}", key
+    elif isinstance(obj, tuple) and hasattr(obj, "_fields"):
+        yield from ((f"{path}.{field}", value) for field, value in zip(obj._fields, obj, strict=False))
+    elif isinstance(obj, list | tuple):
+        yield from ((f"{path}[{place}]", value) for place, value in enumerate(obj))
+    elif isinstance(obj, set | frozenset):
+        yield from ((f"{path}, element {_safe_repr(value)}", value) for value in obj)
+    yield from _state_of(obj, path)
+
+
+def _state_of(obj: Any, path: str) -> Iterator[tuple[str, object]]:
+    """What `__getstate__` or `__reduce_ex__` give: not `__dict__`, of which an object may leave parts out."""
+    try:
+        rule = obj.__reduce_ex__(4)
+    except Exception:  # it says itself that it cannot be pickled; its attributes may say why
+        rule = (None, (), getattr(obj, "__dict__", None))
+    if not isinstance(rule, tuple):
+        return
+    state = rule[2] if len(rule) > 2 else None
+    for attributes in state if isinstance(state, tuple) else (state,):
+        if isinstance(attributes, dict):
+            yield from ((f"{path}.{key}", value) for key, value in attributes.items())
+    if isinstance(rule[1], tuple):
+        yield from ((path, value) for value in rule[1] if not isinstance(value, type))
+    for values in rule[3:4]:
+        if values is not None and not isinstance(obj, list):
+            yield from ((f"{path}[{place}]", value) for place, value in enumerate(values))
+
+
+def _captured(function: FunctionType, path: str) -> Iterator[tuple[str, object]]:
+    try:
+        captured = inspect.getclosurevars(function)
+    except Exception:
+        return
+    for variables in (captured.nonlocals, captured.globals):
+        yield from ((f"{path}, captured {name!r}", value) for name, value in variables.items())
+
+
+def _safe_repr(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"<{type_name(type(value))}>"
+    return text if len(text) <= 60 else text[:57] + "..."
