@@ -3,7 +3,8 @@
 No asyncio, processes, torch, clock, logging or I/O may enter here.
 """
 
-from aloader.engine.dispatcher import Dispatcher, DispatcherConfig
+from aloader.engine.config import DispatcherConfig
+from aloader.engine.dispatcher import Dispatcher
 from aloader.engine.events import (
     Assign,
     BatchArrived,

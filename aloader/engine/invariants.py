@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aloader.engine.slots import Lane, OwnLane, SharedLane, Ticket
+from aloader.engine.delivery import Delivery
+from aloader.engine.slots import Lane, OwnLane, SharedLane, Slot
+from aloader.engine.window import Window
+from aloader.engine.work import Work
 
 if TYPE_CHECKING:
     from aloader.engine.dispatcher import Dispatcher
@@ -12,98 +15,98 @@ if TYPE_CHECKING:
 
 def check(dispatcher: Dispatcher) -> None:
     """Raise AssertionError if the state of `dispatcher` contradicts itself."""
-    _check_places(dispatcher)
-    _check_slots(dispatcher)
-    _check_lanes(dispatcher)
-    _check_memory(dispatcher)
-    _check_window(dispatcher)
-    _check_nothing_waits_in_vain(dispatcher)
+    work, delivery, config = dispatcher._work, dispatcher._delivery, dispatcher._config
+    unfinished = dispatcher._drawn - (delivery.left - len(delivery.unconsumed))  # drawn and not consumed
+    _check_places(work, delivery)
+    _check_order(work, delivery)
+    _check_slots(work, config.credit)
+    _check_memory(work, delivery)
+    assert dispatcher._restarts == sum(slot.generation for slot in work.slots) <= config.max_restarts
+    if not dispatcher._closed:
+        known = len(work.tickets) + len(delivery.landed) + len(delivery.unconsumed)
+        assert known == unfinished, "a ticket was lost"
+        for lane in dict.fromkeys(slot.lane for slot in work.slots):
+            _check_lane(lane, work, config.credit)
+        _check_nothing_waits_in_vain(work)
+        _check_window(dispatcher._window, unfinished, drawing=dispatcher._drawing)
+        assert not dispatcher._finished or dispatcher._window.outstanding == 0, "finished before the end"
 
 
-def _lanes(dispatcher: Dispatcher) -> list[Lane]:
-    return list(dict.fromkeys(slot.lane for slot in dispatcher._slots))
-
-
-def _held(dispatcher: Dispatcher) -> list[Ticket]:
-    return [ticket for slot in dispatcher._slots for ticket in slot.held.values()]
-
-
-def _check_places(d: Dispatcher) -> None:
+def _check_places(work: Work, delivery: Delivery) -> None:
     """Every ticket that was drawn and not consumed is in exactly one place."""
-    queued = [seq for lane in _lanes(d) for seq in lane.queue]
-    held = [ticket.seq for ticket in _held(d)]
-    places = queued + held + list(d._landed) + list(d._unconsumed)
+    lanes = dict.fromkeys(slot.lane for slot in work.slots)
+    queued = [seq for lane in lanes for seq in lane.queue]
+    held = [seq for slot in work.slots for seq in slot.held]
+    places = [*queued, *held, *delivery.landed, *delivery.unconsumed]
     assert len(places) == len(set(places)), "a ticket is in two places"
-    assert set(queued) | set(held) == set(d._tickets), "a ticket is known and nowhere, or somewhere and unknown"
-    if not d._closed:
-        assert len(places) == d._drawn - (d._left - len(d._unconsumed)), "a ticket was lost"
-    if d._in_order:
-        assert all(seq > d._next for seq in d._landed), "a ticket's turn has come and it was not delivered"
-        assert all(seq >= d._next for seq in d._tickets), "a ticket is worked on that has left"
-        assert all(seq < d._next for seq in d._unconsumed), "a ticket has left before its turn"
-        assert d._next == d._left
-    else:
-        assert not d._landed, "without order nothing waits for its turn"
+    assert {*queued, *held} == set(work.tickets), "a ticket is known and nowhere, or somewhere and unknown"
 
 
-def _check_slots(d: Dispatcher) -> None:
-    for slot in d._slots:
-        assert len(slot.held) <= d._config.credit, "a slot holds more than its credit"
+def _check_order(work: Work, delivery: Delivery) -> None:
+    if not delivery.in_order:
+        assert not delivery.landed, "without order nothing waits for its turn"
+        return
+    assert delivery.next == delivery.left, "more has left, or less, than comes before the next one"
+    assert all(seq > delivery.next for seq in delivery.landed), "a ticket's turn has come and it has not left"
+    assert all(seq >= delivery.next for seq in work.tickets), "a ticket that has left is worked on"
+    assert all(seq < delivery.next for seq in delivery.unconsumed), "a ticket has left before its turn"
+
+
+def _check_slots(work: Work, credit: int) -> None:
+    for slot in work.slots:
+        assert len(slot.held) <= credit, "a slot holds more than its credit"
         assert slot.ready or not slot.held, "a slot that is not ready holds tickets"
         assert not (slot.ready and slot.ended), "an ended slot is ready"
         for seq, ticket in slot.held.items():
             assert (ticket.seq, ticket.slot, ticket.lane) == (seq, slot, slot.lane)
-    assert d._restarts == sum(slot.generation for slot in d._slots) <= d._config.max_restarts
+    for ticket in work.tickets.values():
+        assert ticket.slot is None or ticket.seq in ticket.slot.held, "a ticket believes it is held"
 
 
-def _check_lanes(d: Dispatcher) -> None:
-    for lane in _lanes(d):
-        members = [slot for slot in d._slots if slot.lane is lane]
-        assert lane.live == sum(not slot.ended for slot in members)
-        assert (lane in d._cycle) == (lane.live > 0), "a lane is drawn for only while it has a live slot"
-        assert lane.live or not lane.queue, "tickets are queued where nobody will take them"
-        for seq in lane.queue:
-            assert (d._tickets[seq].lane, d._tickets[seq].slot) == (lane, None)
-        takers = [] if d._closed else [slot for slot in members if slot.ready and len(slot.held) < d._config.credit]
-        if isinstance(lane, SharedLane) and not d._closed:
-            listed = {index for by_index in lane._by_load for index in by_index}
-            assert listed == {slot.index for slot in takers}, "a slot that can take is not listed, or the reverse"
-            fewest = min((len(slot.held) for slot in takers), default=None)
-            taker = lane.taker()
-            assert (None if taker is None else len(taker.held)) == fewest
-        elif isinstance(lane, OwnLane) and not d._closed:
-            assert lane.taker() is (takers[0] if takers else None)
+def _check_lane(lane: Lane, work: Work, credit: int) -> None:
+    members = [slot for slot in work.slots if slot.lane is lane]
+    assert lane.live == sum(not slot.ended for slot in members)
+    assert (lane in work.cycle) == (lane.live > 0), "a lane is drawn for if and only if it has a live slot"
+    assert lane.live or not lane.queue, "tickets are queued where nobody will take them"
+    assert all(work.tickets[seq].lane is lane for seq in lane.queue)
+    takers = [slot for slot in members if slot.ready and len(slot.held) < credit]
+    if isinstance(lane, SharedLane):
+        _check_listing(lane, takers)
+    elif isinstance(lane, OwnLane):
+        assert lane.taker() is (takers[0] if takers else None)
 
 
-def _check_memory(d: Dispatcher) -> None:
-    tickets = list(d._tickets.values())
-    reserved = sum(ticket.reserved for ticket in tickets) + sum(nbytes for _, nbytes in d._landed.values())
-    assert d._memory.reserved == reserved + sum(d._unconsumed.values()), "the budget does not add up"
+def _check_listing(lane: SharedLane, takers: list[Slot]) -> None:
+    listed = [slot for by_index in lane._by_load for slot in by_index.values()]
+    assert sorted(slot.index for slot in listed) == [slot.index for slot in takers], "listed are those who can take"
+    assert all(slot.listed == len(slot.held) for slot in takers), "a slot is listed under another load"
+    taker = lane.taker()
+    assert (taker and len(taker.held)) == min((len(slot.held) for slot in takers), default=None)
+
+
+def _check_memory(work: Work, delivery: Delivery) -> None:
+    tickets, memory = list(work.tickets.values()), work.memory
+    landed = sum(reserved for _, reserved in delivery.landed.values())
+    held = sum(ticket.reserved for ticket in tickets)
+    assert memory.reserved == held + landed + sum(delivery.unconsumed.values()), "the budget does not add up"
     assert all(ticket.reserved == 0 for ticket in tickets if ticket.slot is None), "a queued ticket keeps memory"
     waiting = {ticket.seq for ticket in tickets if ticket.wants is not None}
-    assert waiting <= set(d._memory.waiting), "a ticket waits where nobody will see it"
-    assert d._under_way == sum(ticket.wants is None for ticket in _held(d))
+    assert waiting <= set(memory.waiting), "a ticket waits where nobody will see it"
+    assert work.under_way == sum(ticket.slot is not None and ticket.wants is None for ticket in tickets)
 
 
-def _check_window(d: Dispatcher) -> None:
-    window = d._window
-    assert window.pending >= 0
-    if not d._closed:
-        assert window.outstanding == d._drawn - (d._left - len(d._unconsumed)) + window.pending
-        assert window.outstanding <= d._config.window, "more is drawn than the window allows"
-        assert not d._drawing or window.outstanding >= window.size, "a draw was forgotten"
-        assert not d._finished or window.outstanding == 0
-
-
-def _check_nothing_waits_in_vain(d: Dispatcher) -> None:
-    waiting = sorted(ticket.seq for ticket in d._tickets.values() if ticket.wants is not None)
+def _check_nothing_waits_in_vain(work: Work) -> None:
+    waiting = [ticket for ticket in work.tickets.values() if ticket.wants is not None]
     if waiting:
-        lowest = d._tickets[waiting[0]]
-        wants = d._memory.allowance if lowest.slot is None else lowest.wants
-        assert wants is not None
-        assert not d._memory.fits(lowest, wants), "a ticket waits for memory that is free"
-        assert not d._goes_ahead(lowest), "the ticket that everybody waits for waits for memory"
-    if not d._closed:
-        for lane in _lanes(d):
-            if lane.queue and lane.taker() is not None:
-                assert d._tickets[lane.queue[0]].wants is not None, "a ticket waits although a slot could take it"
+        lowest = min(waiting, key=lambda ticket: ticket.seq)
+        assert not work.memory.fits(lowest, work.memory.wanted(lowest)), "a ticket waits for memory that is free"
+        assert not work.goes_ahead(lowest), "the ticket that everybody waits for waits for memory"
+    for lane in work.cycle:
+        if lane.queue and lane.taker() is not None:
+            assert work.tickets[lane.queue[0]].wants is not None, "a ticket waits although a slot could take it"
+
+
+def _check_window(window: Window, unfinished: int, *, drawing: bool) -> None:
+    assert window.pending >= 0
+    assert window.outstanding == unfinished + window.pending, "the window does not add up"
+    assert not drawing or window.outstanding >= window.size, "a draw was forgotten"

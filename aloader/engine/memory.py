@@ -34,6 +34,11 @@ class Memory:
         self.reserved += nbytes - ticket.reserved
         ticket.reserved = nbytes
 
+    def wanted(self, ticket: Ticket) -> int:
+        """What a waiting ticket waits for: to be assigned, the allowance of today; for its worker, what that asked."""
+        assert ticket.wants is not None
+        return self.allowance if ticket.slot is None else ticket.wants
+
     def ask(self, ticket: Ticket, nbytes: int) -> bool:
         """Reserve `nbytes` in all for `ticket` if they fit and nobody waits; else let it wait."""
         if not self.waiting and self.fits(ticket, nbytes):

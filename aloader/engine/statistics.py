@@ -17,7 +17,6 @@ class DispatcherStatistics:
     unconsumed: int  #: delivered or raised, not yet consumed
     consumed: int  #: consumed so far
     failed: int  #: of all tickets, those whose outcome was an error
-    discarded: int  #: batches that nobody will see
     window: int  #: the window in force
     pending: int  #: asked of the sampler, not yet answered
     reserved: int  #: bytes of the budget in use

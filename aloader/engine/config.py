@@ -1,0 +1,27 @@
+"""The bounds of one epoch, as the dispatcher is given them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aloader import options
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherConfig:
+    """What one epoch may use. For samplers that must not be drawn ahead, `window` equals `narrow_window`."""
+
+    slots: int  #: workers
+    credit: int  #: tickets one of them may hold
+    window: int  #: tickets drawn and not consumed, where batches are small
+    narrow_window: int  #: the same where they are large, or of unknown size
+    memory_limit: int  #: bytes reserved for tickets that are assigned and not consumed
+    in_order: bool = True
+    wide_window_bytes: int = options.WIDE_WINDOW_BYTES
+    first_allowance: int = options.FIRST_ALLOWANCE
+    max_restarts: int = options.MAX_WORKER_RESTARTS
+
+    def __post_init__(self) -> None:
+        assert self.slots >= 1, "without slots nothing can be assigned"
+        assert self.credit >= 1, "without credit nothing can be assigned"
+        assert 1 <= self.narrow_window <= self.window, "the narrow window is the smaller one, and not empty"

@@ -1,0 +1,45 @@
+"""In which order outcomes leave: in the order of their seqs, or as they land. Nothing about workers may enter here."""
+
+from __future__ import annotations
+
+from aloader.engine.events import Command, Deliver, Discard, Raise
+
+
+class Delivery:
+    """What has landed and waits for its turn, and what has left and was not consumed yet; with the bytes of each."""
+
+    __slots__ = ("in_order", "landed", "left", "next", "unconsumed")
+
+    def __init__(self, *, in_order: bool) -> None:
+        self.in_order = in_order
+        self.landed: dict[int, tuple[Deliver | Raise, int]] = {}
+        self.unconsumed: dict[int, int] = {}
+        self.next = 0  # the lowest seq that has not left; stays 0 without order
+        self.left = 0  # how many have
+
+    def land(self, seq: int, outcome: Deliver | Raise, reserved: int, commands: list[Command]) -> None:
+        """A ticket has its outcome: let it leave, and what waited for it, or keep it for its turn."""
+        if not self.in_order:
+            self._leave(seq, outcome, reserved, commands)
+            return
+        landed = self.landed
+        landed[seq] = outcome, reserved
+        while (entry := landed.pop(self.next, None)) is not None:
+            self._leave(self.next, *entry, commands)
+            self.next += 1
+
+    def _leave(self, seq: int, outcome: Deliver | Raise, reserved: int, commands: list[Command]) -> None:
+        self.left += 1
+        self.unconsumed[seq] = reserved
+        commands.append(outcome)
+
+    def consume(self, seq: int) -> int:
+        """The user has it: the bytes that it gives back."""
+        reserved = self.unconsumed.pop(seq, None)
+        assert reserved is not None, f"{seq} was consumed without being delivered, or twice"
+        return reserved
+
+    def withdraw(self, commands: list[Command]) -> None:
+        """Nothing leaves any more. What has left belongs to the driver, which gives it back."""
+        commands += [Discard(outcome.batch) for outcome, _ in self.landed.values() if isinstance(outcome, Deliver)]
+        self.landed.clear()

@@ -1,0 +1,184 @@
+"""Who works on what: tickets from their drawing until they arrive, fail, or nobody is left to work on them.
+
+Assigning needs a ticket at the front of a queue, a slot that can take it, and memory; the first two are settled in
+`slots`, the sums of the third in `memory`. What follows from an arrival or a loss is the dispatcher's business.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+
+from aloader.engine.config import DispatcherConfig
+from aloader.engine.delivery import Delivery
+from aloader.engine.events import Assign, Command, Grant
+from aloader.engine.memory import Memory
+from aloader.engine.slots import Lane, Slot, Ticket, make_slots
+
+
+class Work:
+    """Tickets queued and held, the slots that hold them, and the memory they have."""
+
+    __slots__ = ("_delivery", "cycle", "memory", "slots", "tickets", "under_way")
+
+    def __init__(self, config: DispatcherConfig, delivery: Delivery) -> None:
+        self._delivery = delivery
+        self.memory = Memory(config.memory_limit, config.first_allowance)
+        self.slots = make_slots(config.slots, config.credit, in_order=config.in_order)
+        self.cycle: deque[Lane] = deque(dict.fromkeys(slot.lane for slot in self.slots))  # live lanes, the next first
+        self.tickets: dict[int, Ticket] = {}  # queued and held
+        self.under_way = 0  # held and not waiting for memory
+
+    # -- tickets and slots come ------------------------------------------------------------------------------------
+
+    def add(self, seq: int, indices: object, commands: list[Command]) -> None:
+        """Queue a ticket in the next live lane; there must be one."""
+        lane = self.cycle[0]
+        self.cycle.rotate(-1)
+        self.tickets[seq] = Ticket(seq, indices, lane)
+        heappush(lane.queue, seq)
+        self.feed(lane, commands)
+
+    def current(self, index: int, generation: int) -> Slot | None:
+        """The slot, if it is that generation's word that counts in it."""
+        slot = self.slots[index]
+        return slot if slot.generation == generation and not slot.ended else None
+
+    def ready(self, slot: Slot, commands: list[Command]) -> None:
+        if not slot.ready:
+            slot.ready = True
+            slot.lane.update(slot)
+            self.feed(slot.lane, commands)
+
+    def feed(self, lane: Lane, commands: list[Command]) -> None:
+        """Assign from the front of the queue for as long as there is a taker and memory."""
+        queue = lane.queue
+        while queue and (slot := lane.taker()) is not None:
+            ticket = self.tickets[queue[0]]
+            if ticket.wants is not None or not self.memory.ask(ticket, self.memory.allowance):
+                return
+            self._assign(ticket, slot, commands)
+
+    def _assign(self, ticket: Ticket, slot: Slot, commands: list[Command]) -> None:
+        seq = heappop(ticket.lane.queue)
+        ticket.slot = slot
+        slot.held[seq] = ticket
+        self.under_way += 1
+        slot.lane.update(slot)
+        commands.append(Assign(slot.index, slot.generation, seq, ticket.indices, ticket.reserved))
+
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    def need(self, ticket: Ticket, nbytes: int, commands: list[Command]) -> None:
+        """The worker of a held ticket asks for `nbytes` in all."""
+        if ticket.wants is None:
+            self.under_way -= 1
+        ticket.wants = None
+        if nbytes <= ticket.reserved or self.memory.ask(ticket, nbytes):
+            self._grant(ticket, commands)
+
+    def _grant(self, ticket: Ticket, commands: list[Command]) -> None:
+        assert ticket.slot is not None
+        self.under_way += 1
+        commands.append(Grant(ticket.slot.index, ticket.slot.generation, ticket.seq))
+
+    def serve(self, commands: list[Command]) -> None:
+        """Let waiting tickets have their memory, lowest first, until one may not."""
+        memory = self.memory
+        while memory.waiting:
+            ticket = self._waiting(memory.waiting[0])
+            if ticket is not None:
+                wants = memory.wanted(ticket)
+                if not memory.fits(ticket, wants) and not self.goes_ahead(ticket):
+                    return
+                ticket.wants = None
+                memory.reserve(ticket, wants)
+            heappop(memory.waiting)
+            if ticket is not None:
+                self._give(ticket, commands)
+
+    def _waiting(self, seq: int) -> Ticket | None:
+        """The ticket that waits for memory under `seq`, unless it has gone or could not use it any more."""
+        ticket = self.tickets.get(seq)
+        if ticket is None or ticket.wants is None:
+            return None
+        if ticket.slot is None and (ticket.lane.queue[0] != seq or ticket.lane.taker() is None):
+            ticket.wants = None  # a worker was lost: it asks again when there is another
+            return None
+        return ticket
+
+    def _give(self, ticket: Ticket, commands: list[Command]) -> None:
+        """Its memory is reserved: tell its worker, or find it one."""
+        if ticket.slot is not None:
+            self._grant(ticket, commands)
+            return
+        slot = ticket.lane.taker()
+        assert slot is not None
+        self._assign(ticket, slot, commands)
+        self.feed(ticket.lane, commands)
+
+    def goes_ahead(self, ticket: Ticket) -> bool:
+        """Whether the lowest waiting ticket may exceed the budget, since memory would not free itself."""
+        if self._delivery.unconsumed:
+            return False
+        return ticket.seq == self._delivery.next if self._delivery.in_order else not self.under_way
+
+    # -- tickets and slots go --------------------------------------------------------------------------------------
+
+    def let_go(self, index: int, generation: int, seq: int) -> Ticket | None:
+        """Take a ticket out of the hands of its slot; None if that slot and generation does not hold it.
+
+        Its reservation stays with it, and its slot can be fed again.
+        """
+        slot = self.current(index, generation)
+        ticket = slot.held.pop(seq, None) if slot is not None else None
+        if slot is None or ticket is None:
+            return None
+        if ticket.wants is None:
+            self.under_way -= 1
+        del self.tickets[seq]
+        slot.lane.update(slot)
+        return ticket
+
+    def take_back(self, slot: Slot, running: int | None) -> Ticket | None:
+        """Queue again what a lost worker held, without its memory; but what it was running is returned instead."""
+        held, slot.held = slot.held, {}
+        slot.ready = False
+        slot.lane.update(slot)
+        for seq, ticket in held.items():
+            if ticket.wants is None:
+                self.under_way -= 1
+            ticket.wants = None
+            ticket.slot = None
+            self.memory.reserve(ticket, 0)
+            if seq != running:
+                heappush(slot.lane.queue, seq)
+        blamed = held.get(running) if running is not None else None
+        if blamed is not None:
+            del self.tickets[blamed.seq]
+        return blamed
+
+    def end(self, slot: Slot) -> list[int]:
+        """Give up a slot that holds nothing: the seqs that nobody will work on, since it was the last of its lane."""
+        slot.ended = True
+        lane = slot.lane
+        lane.live -= 1
+        if lane.live:
+            return []
+        self.cycle.remove(lane)
+        stranded = sorted(lane.queue)
+        lane.queue.clear()
+        for seq in stranded:
+            del self.tickets[seq]
+        return stranded
+
+    def clear(self) -> None:
+        """Nothing is worked on any more."""
+        for slot in self.slots:
+            slot.held.clear()
+            slot.lane.queue.clear()
+        for ticket in self.tickets.values():
+            self.memory.reserve(ticket, 0)
+        self.tickets.clear()
+        self.memory.waiting.clear()
+        self.under_way = 0
