@@ -61,14 +61,14 @@ def parts_of(obj: Any, path: str) -> Iterator[tuple[str, object]]:
         return
     if isinstance(obj, dict):
         for key, value in obj.items():
-            yield f"{path}[{_safe_repr(key)}]", value
-            yield f"{path}, key {_safe_repr(key)}", key
+            yield f"{path}[{safe_repr(key)}]", value
+            yield f"{path}, key {safe_repr(key)}", key
     elif isinstance(obj, tuple) and hasattr(obj, "_fields"):
         yield from ((f"{path}.{field}", value) for field, value in zip(obj._fields, obj, strict=False))
     elif isinstance(obj, list | tuple):
         yield from ((f"{path}[{place}]", value) for place, value in enumerate(obj))
     elif isinstance(obj, set | frozenset):
-        yield from ((f"{path}, element {_safe_repr(value)}", value) for value in obj)
+        yield from ((f"{path}, element {safe_repr(value)}", value) for value in obj)
     yield from _state_of(obj, path)
 
 
@@ -100,9 +100,10 @@ def _captured(function: FunctionType, path: str) -> Iterator[tuple[str, object]]
         yield from ((f"{path}, captured {name!r}", value) for name, value in variables.items())
 
 
-def _safe_repr(value: object) -> str:
+def safe_repr(value: object, most: int = 60) -> str:
+    """A repr that never raises, and is never longer than `most`."""
     try:
         text = repr(value)
-    except Exception:
-        text = f"<{type_name(type(value))}>"
-    return text if len(text) <= 60 else text[:57] + "..."
+    except BaseException:  # somebody's `__repr__` may raise anything
+        text = f"<{type_name(type(value))} whose repr() fails>"
+    return text if len(text) <= most else text[: most - 3] + "..."

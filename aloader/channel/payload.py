@@ -58,15 +58,15 @@ def pack(batch: object) -> Packed:
         RuntimeError: a tensor in it must not leave the process (it has a graph behind it, or lies on a GPU).
     """
     try:
-        return dump(_Plain, batch, options.LEASE_BYTES)
+        return dump(Plain, batch, options.LEASE_BYTES)
     except (RefusedError, MemoryError) as error:
         failure: Exception = error
     except Exception:
         try:  # lambdas, local classes: five times slower, so only where needed
-            return dump(_Cloud, batch, options.LEASE_BYTES)
+            return dump(Cloud, batch, options.LEASE_BYTES)
         except Exception as error:
             failure = error
-    raise failed(failure, batch, "batch", _Cloud) from failure
+    raise failed(failure, batch, "batch", Cloud) from failure
 
 
 def unpack(body: bytes | memoryview, buffers: Iterable[Any]) -> Any:
@@ -161,11 +161,15 @@ class Reducers:
         return None
 
 
-class _Plain(Reducers, pickle.Pickler):
+class Plain(Reducers, pickle.Pickler):
+    """Classes and functions by name."""
+
     reducer_override = Reducers.leaf
 
 
-class _Cloud(Reducers, cloudpickle.Pickler):  # type: ignore[misc]
+class Cloud(Reducers, cloudpickle.Pickler):  # type: ignore[misc]
+    """Classes and functions that have no name to be found by, by value."""
+
     def reducer_override(self, obj: Any) -> Any:
         rule = self.leaf(obj)
         if rule is not NotImplemented or _is_in_main(obj):
