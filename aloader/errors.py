@@ -71,3 +71,23 @@ class KeyNotFound(StorageError, KeyError):  # noqa: N818
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class BadKey(StorageError, ValueError):  # noqa: N818
+    """A key that no store can hold, or that would lead out of the store."""
+
+
+class StoreNotFound(StorageError):  # noqa: N818
+    """There is no such bucket or folder."""
+
+
+class AccessDenied(StorageError, PermissionError):  # noqa: N818
+    """The store refused: no credentials, wrong or expired ones, or ones that do not allow this."""
+
+
+class StoreUnreachable(StorageError, ConnectionError):  # noqa: N818
+    """Nothing answers at the store's address, or not in time."""
+
+
+class NotOpen(StorageError, RuntimeError):  # noqa: N818
+    """A store or dataset was used outside of its `async with`, or on another loop than the one it was opened on."""

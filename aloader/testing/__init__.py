@@ -1,0 +1,1 @@
+"""Servers and fakes for tests: of aloader, and of programs that use it."""

@@ -1,0 +1,152 @@
+"""What is a folder's own: paths, links, atomic writes, errors of the file system, and reads that share a thread hop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from aloader.errors import AccessDenied, BadKey, KeyNotFound, StorageError, StoreNotFound
+from aloader.storage import LocalStore, ObjectInfo
+from aloader.storage.local import LISTED_AT_ONCE
+
+
+async def keys_of(store: LocalStore, prefix: str = "") -> list[str]:
+    return [info.key async for info in store.list(prefix)]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("key", ["/etc/passwd", "//etc/passwd", "a//b", "a/", "/"])
+async def test_a_key_is_a_relative_path_to_a_file(tmp_path: Path, key: str) -> None:
+    async with LocalStore(tmp_path) as store:
+        with pytest.raises(BadKey, match="relative paths"):
+            await store.get(key)
+        with pytest.raises(BadKey):
+            await store.put(key, b"")
+
+
+@pytest.mark.asyncio
+async def test_links_in_the_folder_are_followed_and_circles_end(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_bytes(b"1")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "circle").symlink_to(root)
+    (root / "broken").symlink_to(tmp_path / "nothing")
+    async with LocalStore(root) as store:
+        assert await keys_of(store) == ["link/file"]
+        assert await store.get("link/file") == b"1"
+
+
+@pytest.mark.asyncio
+async def test_folders_and_what_is_no_file_are_not_objects(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    async with LocalStore(tmp_path) as store:
+        assert await keys_of(store) == []
+        with pytest.raises(KeyNotFound):
+            await store.get("folder")
+
+
+@pytest.mark.asyncio
+async def test_a_missing_folder_is_said_and_a_put_makes_it(tmp_path: Path) -> None:
+    async with LocalStore(tmp_path / "new") as store:
+        with pytest.raises(StoreNotFound, match="there is no folder"):
+            await keys_of(store)
+        with pytest.raises(KeyNotFound, match="the folder does not exist"):
+            await store.get("key")
+        await store.put("a/b", b"1")
+        assert await keys_of(store) == ["a/b"]
+
+
+@pytest.mark.asyncio
+async def test_a_reader_never_sees_a_part_of_a_write(tmp_path: Path) -> None:
+    old, new = b"o" * 100_000, b"n" * 100_000
+    async with LocalStore(tmp_path) as store:
+        await store.put("key", old)
+        for data in (new, old, new):
+            write = asyncio.ensure_future(store.put("key", data))
+            while not write.done():
+                assert await store.get("key") in (old, new)
+            await write
+
+
+@pytest.mark.asyncio
+async def test_a_write_that_fails_leaves_the_old_object_and_no_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with LocalStore(tmp_path) as store:
+        await store.put("a/key", b"old")
+        monkeypatch.setattr(os, "replace", no_space)
+        with pytest.raises(StorageError, match=r"cannot write 'a/key' in LocalStore\(.*\): No space left on device"):
+            await store.put("a/key", b"new")
+        assert await store.get("a/key") == b"old"
+        assert os.listdir(tmp_path / "a") == ["key"]
+
+
+@pytest.mark.asyncio
+async def test_unfinished_writes_of_others_are_not_listed(tmp_path: Path) -> None:
+    async with LocalStore(tmp_path) as store:
+        await store.put("a/key", b"")
+        (tmp_path / "a" / ".aloader-0123456789abcdef").write_bytes(b"half")
+        (tmp_path / "a" / ".hidden").write_bytes(b"")
+        assert await keys_of(store) == ["a/.hidden", "a/key"]
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    async with LocalStore(tmp_path) as store:
+        await store.put("key", b"")
+        monkeypatch.setattr("builtins.open", denied)  # chmod does not stop root
+        with pytest.raises(AccessDenied, match="may not read 'key' in") as caught:
+            await store.get("key")
+    assert isinstance(caught.value, PermissionError)
+
+
+@pytest.mark.asyncio
+async def test_a_file_in_place_of_a_folder_is_an_error_that_names_the_key(tmp_path: Path) -> None:
+    async with LocalStore(tmp_path) as store:
+        await store.put("a", b"")
+        with pytest.raises(KeyNotFound):
+            await store.get("a/b")
+        with pytest.raises(StorageError, match="cannot write 'a/b'"):
+            await store.put("a/b", b"")
+
+
+@pytest.mark.asyncio
+async def test_a_listing_of_more_than_one_piece_is_whole(tmp_path: Path) -> None:
+    count = LISTED_AT_ONCE + 5
+    for number in range(count):
+        (tmp_path / f"{number:05}").touch()
+    async with LocalStore(tmp_path) as store:
+        assert [info async for info in store.list()] == [ObjectInfo(f"{number:05}", 0) for number in range(count)]
+        async for info in store.list():
+            assert info.key == "00000"
+            break  # a listing may be given up
+
+
+@pytest.mark.asyncio
+async def test_no_thread_is_left_when_it_is_closed(tmp_path: Path) -> None:
+    before = threading.active_count()
+    async with LocalStore(tmp_path) as store:
+        await store.put("key", b"")
+        await asyncio.gather(*(store.get("key") for _ in range(50)))
+        assert threading.active_count() > before
+    assert threading.active_count() == before
+
+
+def test_a_relative_folder_stays_the_same_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = LocalStore("data")
+    monkeypatch.chdir("/")
+    assert repr(store) == f"LocalStore('{tmp_path}/data')"
