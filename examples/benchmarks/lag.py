@@ -1,0 +1,317 @@
+"""How late does a task on the user's event loop wake, while a loader on the same loop delivers batches?
+
+    python examples/benchmarks/lag.py [--quick] [--rounds 5] [--seconds 5] [--json FILE]
+
+**Method.** A task sleeps one millisecond, over and over, and notes how late it wakes. Beside it, each in a process of
+its own and in rounds that alternate:
+
+- *idle*: nothing. What the machine and asyncio's timer do by themselves;
+- *paced*: batches of 38 MB (64×3×224×224 float32) from 2 workers, read and checked, at about 1 GB/s;
+- *paced, no loader*: processes that copy as much, at the workers' priority, and a consumer that checks as often a batch
+  that it already has. What is left of the lag when the loader is taken away and the load is not;
+- *greedy*: as fast as they come, by a consumer that awaits nothing but the loader;
+- *greedy, no loader*: the same load again, at the rate that *greedy* reached;
+- *torch in a thread*: what asyncio programs do today, `await asyncio.to_thread(next, iterator)`, paced.
+
+Then a whole life, from before construction to after `aclose()`: 10 million indices, shuffled, 500 MB of numpy in the
+dataset, two epochs with new workers each, and for a while batches that grow to 40 MB. Its worst lag is given by phase.
+
+**Result.** Not yet measured on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+import torch
+import transport
+
+NAP = 0.001
+WORKERS = 2
+BATCH_SIZE = 64
+PACE = 1e9 / (BATCH_SIZE * 3 * 224 * 224 * 4)  # batches per second that make 1 GB/s
+NICENESS = 5
+
+check = transport.check_floats(BATCH_SIZE)
+
+
+class Sleeper:
+    """Notes when it should have woken, and by how much it was late. `phase` names what goes on meanwhile."""
+
+    def __init__(self) -> None:
+        self.phase = ""
+        self._lags: list[tuple[str, float]] = []
+
+    async def __aenter__(self) -> Sleeper:
+        self._task = asyncio.create_task(self._sleep())
+        await asyncio.sleep(0)
+        return self
+
+    async def _sleep(self) -> None:
+        while True:
+            phase, began = self.phase, time.perf_counter()
+            await asyncio.sleep(NAP)
+            self._lags.append((phase, time.perf_counter() - began - NAP))
+
+    async def __aexit__(self, *exc: object) -> None:
+        await asyncio.sleep(2 * NAP)
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    def lags(self) -> dict[str, float]:
+        """In milliseconds."""
+        values = np.array([lag for _, lag in self._lags]) * 1e3
+        return {"p50": float(np.median(values)), "p99": float(np.percentile(values, 99)), "max": float(values.max())}
+
+    def worst(self) -> dict[str, float]:
+        worst: dict[str, float] = {}
+        for phase, lag in self._lags:
+            worst[phase] = max(worst.get(phase, 0.0), lag * 1e3)
+        return worst
+
+
+# -- the flow ----------------------------------------------------------------------------------------------------------
+
+
+def loader(kind: Any = transport.AsyncLoader) -> Any:
+    dataset = transport.Images(torch.float32)
+    return kind(dataset, batch_size=BATCH_SIZE, num_workers=WORKERS, persistent_workers=True)
+
+
+async def from_aloader() -> AsyncIterator[Any]:
+    async with loader() as batches:
+        async for batch in batches:
+            yield batch
+
+
+async def from_torch() -> AsyncIterator[Any]:
+    iterator = iter(loader(torch.utils.data.DataLoader))
+    while True:
+        yield await asyncio.to_thread(next, iterator)
+
+
+async def from_nowhere() -> AsyncIterator[Any]:
+    """The first batch of the data, again and again, without waiting."""
+    batch = transport.Images(torch.float32).data[:BATCH_SIZE].clone()
+    while True:
+        yield batch
+
+
+@contextlib.contextmanager
+def burners(rate: float) -> Iterator[None]:
+    """As many processes as there were workers, which copy `rate` batches a second together."""
+    command = [sys.executable, __file__, "--burn", str(rate / WORKERS)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(WORKERS)]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def burn(rate: float) -> None:
+    os.nice(NICENESS)
+    parts = transport.Images(torch.float32).data.split(BATCH_SIZE)
+    buffer = parts[0].clone()
+    print("ready", flush=True)
+    due, number = time.perf_counter(), 0
+    while True:
+        buffer.copy_(parts[number % len(parts)])
+        number += 1
+        due += 1 / rate
+        time.sleep(max(0.0, due - time.perf_counter()))
+
+
+async def flow(batches: AsyncIterator[Any], seconds: float, pace: float, resident: bool) -> dict[str, float]:
+    """The lag beside `pace` batches a second (0: as many as come), once they flow."""
+    for number in range(transport.WARM_UP):
+        check(await anext(batches), 0 if resident else number)
+    number, cpu, cpu_here = transport.WARM_UP, harness.cpu_seconds(), time.process_time()
+    async with Sleeper() as sleeper:
+        began = time.perf_counter()
+        while (now := time.perf_counter()) < began + seconds:
+            check(await anext(batches), 0 if resident else number)
+            number += 1
+            if pace:
+                await asyncio.sleep(max(0.0, began + (number - transport.WARM_UP) / pace - time.perf_counter()))
+    rate = (number - transport.WARM_UP) / (now - began)
+    cpu, cpu_here = (harness.cpu_seconds() - cpu) / seconds, (time.process_time() - cpu_here) / seconds
+    await batches.aclose()  # type: ignore[attr-defined]
+    return sleeper.lags() | {"batches_per_s": rate, "cpu": cpu, "cpu_here": cpu_here}
+
+
+async def idle(seconds: float) -> dict[str, float]:
+    async with Sleeper() as sleeper:
+        await asyncio.sleep(seconds)
+    return sleeper.lags()
+
+
+def be_a_probe(options: argparse.Namespace) -> None:
+    seconds, rate = options.seconds, options.rate
+    match options.probe:
+        case "idle":
+            found = asyncio.run(idle(seconds))
+        case "paced":
+            found = asyncio.run(flow(from_aloader(), seconds, PACE, resident=False))
+        case "greedy":
+            found = asyncio.run(flow(from_aloader(), seconds, 0, resident=False))
+        case "torch in a thread":
+            found = asyncio.run(flow(from_torch(), seconds, PACE, resident=False))
+        case "paced, no loader" | "greedy, no loader":
+            with burners(rate):
+                found = asyncio.run(flow(from_nowhere(), seconds, rate, resident=True))
+        case "life":
+            found = asyncio.run(life(options.indices))
+    print(json.dumps(found), flush=True)
+
+
+# -- a whole life ------------------------------------------------------------------------------------------------------
+
+
+class Rows:
+    """Rows of 50 bytes, each beginning with its number. After a while, batches are large for a while."""
+
+    SIZE = 50
+    LARGE = range(200, 210)
+
+    def __init__(self, count: int) -> None:
+        self.rows = np.zeros((count, self.SIZE), np.uint8)
+        self.rows[:, :4] = np.arange(count, dtype=np.int32).view(np.uint8).reshape(-1, 4)
+        self.batches = 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitems__(self, indices: list[int]) -> dict[str, torch.Tensor]:
+        self.batches += 1
+        extra = 40_000_000 if self.batches in self.LARGE else 0
+        return {"rows": torch.from_numpy(self.rows[indices]), "extra": torch.ones(extra, dtype=torch.uint8)}
+
+
+def as_it_is(batch: Any) -> Any:
+    return batch
+
+
+async def life(indices: int) -> dict[str, Any]:
+    dataset = Rows(indices)
+    async with Sleeper() as sleeper:
+        sleeper.phase = "before"
+        await asyncio.sleep(0.5)
+        sleeper.phase = "construction"
+        batches = transport.AsyncLoader(
+            dataset, batch_size=1024, shuffle=True, num_workers=WORKERS, collate_fn=as_it_is
+        )
+        for epoch in ("first", "second"):
+            total = count = 0
+            sleeper.phase = f"{epoch} epoch, to its first batch"
+            async for batch in batches:
+                sleeper.phase = f"{epoch} epoch"
+                numbers = batch["rows"][:, :4].contiguous().view(torch.int32)
+                total, count = total + int(numbers.sum()), count + len(numbers)
+            if (count, total) != (indices, indices * (indices - 1) // 2):
+                raise AssertionError(f"{epoch} epoch: {count} samples, of {indices}")
+            sleeper.phase = f"{epoch} epoch, after its end"
+            await asyncio.sleep(0.2)
+        sleeper.phase = "close"
+        await batches.aclose()
+        sleeper.phase = "after"
+        await asyncio.sleep(0.2)
+    return {"lags": sleeper.lags(), "worst": sleeper.worst()}
+
+
+# -- the whole ---------------------------------------------------------------------------------------------------------
+
+
+def measure_flows(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+    names = ["idle", "torch in a thread", "paced, no loader"]
+    if transport.AsyncLoader is not None:
+        names += ["paced", "greedy", "greedy, no loader"]  # the last needs the rate of the one before
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for number in range(options.rounds):
+        rate = PACE
+        for name in names:
+            harness.say(f"round {number + 1} of {options.rounds}: {name}")
+            arguments = ["--probe", name, "--seconds", str(options.seconds), "--rate", str(rate)]
+            said = harness.probe(__file__, arguments).said
+            rate = said["batches_per_s"] if name == "greedy" else PACE
+            found[name].append(said)
+    harness.quiet()
+    return found
+
+
+def flow_table(found: dict[str, list[dict[str, float]]]) -> str:
+    def cells(turns: Sequence[dict[str, float]]) -> Iterator[str]:
+        for key in ("p50", "p99", "max"):
+            yield f"{harness.median(turn[key] for turn in turns):.2f}"
+        yield f"{max(turn['max'] for turn in turns):.2f}"
+        for key in ("batches_per_s", "cpu", "cpu_here"):
+            yield f"{harness.median(turn[key] for turn in turns):.2f}" if key in turns[0] else ""
+
+    head = ["lag in ms", "p50", "p99", "max", "worst max", "batches/s", "cores", "of it here"]
+    return harness.table(head, [[name, *cells(turns)] for name, turns in found.items()])
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--seconds", type=float, help="length of a turn")
+    parser.add_argument("--indices", type=int, help="length of the dataset of the whole life")
+    parser.add_argument("--quick", action="store_true", help="a first look, not to be quoted")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--probe", help=argparse.SUPPRESS)
+    parser.add_argument("--rate", type=float, default=PACE, help=argparse.SUPPRESS)
+    parser.add_argument("--burn", type=float, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.rounds = options.rounds or (2 if options.quick else 5)
+    options.seconds = options.seconds or (1.0 if options.quick else 5.0)
+    options.indices = options.indices or (1_000_000 if options.quick else 10_000_000)
+    return options
+
+
+def main() -> None:
+    options = arguments()
+    torch.set_num_threads(1)
+    if options.burn:
+        return burn(options.burn)
+    if options.probe:
+        return be_a_probe(options)
+    facts = harness.machine()
+    print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    results: dict[str, Any] = {"machine": facts, "flows": measure_flows(options)}
+    print(flow_table(results["flows"]), flush=True)
+    if transport.AsyncLoader is None:
+        print("aloader.DataLoader cannot be imported: torch alone")
+    else:
+        harness.say("a whole life")
+        results["life"] = harness.probe(__file__, ["--probe", "life", "--indices", str(options.indices)]).said
+        harness.quiet()
+        lags = results["life"]["lags"]
+        print(f"\na whole life, lag in ms: p50 {lags['p50']:.2f}, p99 {lags['p99']:.2f}, max {lags['max']:.2f}")
+        print(
+            harness.table(["phase", "max"], [[key, f"{value:.2f}"] for key, value in results["life"]["worst"].items()])
+        )
+    if options.json:
+        Path(options.json).write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
