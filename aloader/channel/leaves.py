@@ -56,9 +56,8 @@ NON_LEAF: Final = (
     "Call .detach() on it in the dataset or collate_fn."
 )
 ON_DEVICE: Final = (
-    "a tensor on {device} cannot leave a worker: its memory belongs to this process's device context, would "
-    "end with it, and every worker's context takes hundreds of megabytes of the device. Return CPU tensors (.cpu()) and "
-    "give the loader device=, which copies batches ahead in the main process."
+    "a tensor on {device} cannot pass between the loader's processes: its memory belongs to the device context of one "
+    "process. Return CPU tensors (.cpu()), and give the loader device=: it copies batches ahead in the main process."
 )
 
 
@@ -204,7 +203,12 @@ def strided_on(buffer: Any, code: Any, shape: tuple[int, ...], stride: tuple[int
 
 def part_of(base: torch.Tensor, code: Any, offset: int, shape: tuple[int, ...], stride: Any) -> torch.Tensor:
     """A tensor on the storage of another: so tensors that share memory still share it on the other side."""
-    return torch.empty(0, dtype=_dtype_of(code), device="cpu").set_(base.untyped_storage(), offset, shape, stride)
+    return on_storage(base.untyped_storage(), code, offset, shape, stride)
+
+
+def on_storage(storage: Any, code: Any, offset: int, shape: tuple[int, ...], stride: Any) -> torch.Tensor:
+    """A tensor on a storage."""
+    return torch.empty(0, dtype=_dtype_of(code), device="cpu").set_(storage, offset, shape, stride)
 
 
 def empty_of(code: Any, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
+import dis
 from collections.abc import Callable, Iterator, Sequence
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 DEPTH = 64
+
+#: What lies inside these is nobody's concern: a lock's semaphore, a queue's pipe.
+OPAQUE = ("multiprocessing.", "torch.multiprocessing.")
 
 
 def explain(root: object, name: str | Sequence[str], write: Callable[[object], object]) -> str:
@@ -25,6 +28,8 @@ def find(root: object, name: str | Sequence[str], write: Callable[[object], obje
     children = zip(name, root, strict=False) if not isinstance(name, str) else None  # type: ignore[call-overload]
     seen = {id(root)}
     for _ in range(DEPTH):
+        if type_name(type(part)).startswith(OPAQUE):
+            break
         below = children if children is not None else parts_of(part, path)
         children = None
         for child_path, child in below:
@@ -54,7 +59,9 @@ def _fails(part: object, write: Callable[[object], object]) -> bool:
 def parts_of(obj: Any, path: str) -> Iterator[tuple[str, object]]:
     """What an object is pickled with, each with its path."""
     if isinstance(obj, FunctionType):
-        yield from _captured(obj, path)
+        yield from ((f"{path}, captured {name!r}", value) for name, value in captured_by(obj))
+        defaults = (*(obj.__defaults__ or ()), *(obj.__kwdefaults__ or {}).values())
+        yield from ((f"{path}, a default", value) for value in defaults)
         return
     if isinstance(obj, MethodType):
         yield f"{path}.__self__", obj.__self__
@@ -91,13 +98,20 @@ def _state_of(obj: Any, path: str) -> Iterator[tuple[str, object]]:
             yield from ((f"{path}[{place}]", value) for place, value in enumerate(values))
 
 
-def _captured(function: FunctionType, path: str) -> Iterator[tuple[str, object]]:
-    try:
-        captured = inspect.getclosurevars(function)
-    except Exception:
-        return
-    for variables in (captured.nonlocals, captured.globals):
-        yield from ((f"{path}, captured {name!r}", value) for name, value in variables.items())
+def captured_by(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """The globals and outer variables that a function uses: pickled by value, it takes them along."""
+    for name in sorted(_globals_in(function.__code__) & function.__globals__.keys()):
+        yield name, function.__globals__[name]
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            pass  # not yet assigned
+
+
+def _globals_in(code: CodeType) -> set[str]:
+    names = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return names.union(*(_globals_in(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
 
 
 def safe_repr(value: object, most: int = 60) -> str:
