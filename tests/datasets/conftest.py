@@ -1,0 +1,3 @@
+from tests.servers import s3_server
+
+__all__ = ["s3_server"]
