@@ -43,6 +43,7 @@ CODES: Final[dict[torch.dtype, int]] = {dtype: code for code, dtype in enumerate
 
 # Borders of torch and pickle, which mypy sees as nothing or as too narrow.
 _utils: Final[Any] = torch._utils
+_tensor: Final[Any] = torch._tensor
 _UntypedStorage: Final[Any] = torch.UntypedStorage
 _Buffer: Final[Any] = PickleBuffer
 
@@ -226,14 +227,14 @@ def set_flags(tensor: torch.Tensor, flags: tuple[bool, dict[str, Any]]) -> None:
 
 def subclass_of(plain: torch.Tensor, kind: type, requires_grad: bool, state: Any) -> torch.Tensor:
     """A tensor of a subclass on the memory of a plain one, with its attributes."""
-    rebuilt: torch.Tensor = _utils._rebuild_from_type_v2(_same, kind, (plain,), state)
+    rebuilt: torch.Tensor = _tensor._rebuild_from_type_v2(_same, kind, (plain,), state)
     with torch._C.DisableTorchFunctionSubclass():
         return rebuilt.requires_grad_() if requires_grad else rebuilt
 
 
 def storage_on(buffer: Any) -> Any:
     """A storage on the memory of a buffer."""
-    if not buffer:
+    if not len(buffer):
         return _UntypedStorage(0)
     storage = torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
     if type(buffer) is np.ndarray:
