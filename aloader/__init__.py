@@ -1,0 +1,30 @@
+"""An asyncio-based streaming data loader for PyTorch: change one import, and iterate with `for` or `async for`."""
+
+from aloader import datasets, storage
+from aloader.errors import (
+    KeyNotFound,
+    LoaderBusy,
+    LoaderClosed,
+    LoaderError,
+    SampleError,
+    StorageError,
+    WorkerLost,
+)
+from aloader.loader import DataLoader
+from aloader.pool.pool import WorkerPool
+from aloader.stats import LoaderStats
+
+__all__ = [
+    "DataLoader",
+    "KeyNotFound",
+    "LoaderBusy",
+    "LoaderClosed",
+    "LoaderError",
+    "LoaderStats",
+    "SampleError",
+    "StorageError",
+    "WorkerLost",
+    "WorkerPool",
+    "datasets",
+    "storage",
+]

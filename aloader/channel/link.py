@@ -32,8 +32,8 @@ _BY_DESCRIPTOR: Final = 1 << 31
 _RECEIVE: Final = 1 << 16
 _MOST_BODY: Final = options.BODY_BYTES + 4096  # a batch's own 32 KiB, and what is said around it
 _MOST_FDS: Final = 64
-_ANCILLARY: Final = socket.CMSG_SPACE(_MOST_FDS * array.array("i").itemsize)
-_FLAGS: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0) | socket.MSG_DONTWAIT
+ANCILLARY: Final = socket.CMSG_SPACE(_MOST_FDS * array.array("i").itemsize)
+RECEIVE_FLAGS: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0) | socket.MSG_DONTWAIT
 
 
 class Link:
@@ -136,14 +136,14 @@ class Link:
         messages: list[Message] = []
         while not self.ended:
             try:
-                data, ancillary, flags, _ = self._socket.recvmsg(_RECEIVE, _ANCILLARY, _FLAGS)
+                data, ancillary, flags, _ = self._socket.recvmsg(_RECEIVE, ANCILLARY, RECEIVE_FLAGS)
             except BlockingIOError:
                 break
             except OSError:
                 self.ended = True
                 break
             if ancillary:
-                self._keep_descriptors(ancillary)
+                self._descriptors.extend(descriptors_in(ancillary))
             if flags & socket.MSG_CTRUNC:
                 raise OSError("a worker's memory could not be received: too many open files; raise `ulimit -n`")
             if not data:
@@ -165,6 +165,11 @@ class Link:
         """The socket's descriptor, for a selector or an event loop."""
         return self._socket.fileno()
 
+    @property
+    def closed(self) -> bool:
+        """Whether this end has been closed here."""
+        return self._socket.fileno() < 0
+
     def close(self) -> None:
         """Close the socket and whatever descriptors wait in either direction. Idempotent."""
         self.ended = True
@@ -173,16 +178,6 @@ class Link:
         while self._descriptors:
             os.close(self._descriptors.popleft())
         self._socket.close()
-
-    def _keep_descriptors(self, ancillary: list[tuple[int, int, bytes]]) -> None:
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds = array.array("i")
-                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-                if not hasattr(socket, "MSG_CMSG_CLOEXEC"):
-                    for fd in fds:
-                        os.set_inheritable(fd, False)
-                self._descriptors.extend(fds)
 
     def _parse(self, messages: list[Message]) -> None:
         buffer, at, end = self._in, 0, len(self._in)
@@ -217,3 +212,15 @@ class Link:
 def pair() -> tuple[socket.socket, socket.socket]:
     """The two ends, closed on exec."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def descriptors_in(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """The descriptors that came with a message, closed on exec."""
+    found = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    if not hasattr(socket, "MSG_CMSG_CLOEXEC"):
+        for fd in found:
+            os.set_inheritable(fd, False)
+    return list(found)

@@ -132,8 +132,10 @@ class Reducers:
             array = None
         if array is None or not array.flags.c_contiguous or not array.size or tensor.__dict__:
             return self._uncommon(tensor)
-        self._note(tensor)
-        return tensor_on, (_Buffer(array), _CODES[tensor.dtype], array.shape)
+        address = tensor.data_ptr()
+        if tensor.storage_offset() or self.seen.setdefault(address, tensor) is not tensor:
+            self._note(tensor)
+        return tensor_on, (bytearray(array) if array.nbytes < 2048 else _Buffer(array), _CODES[tensor.dtype], array.shape)
 
     def _uncommon(self, tensor: torch.Tensor) -> Any:
         if not leaves.lies_in_memory(tensor):

@@ -1,0 +1,129 @@
+"""What a worker takes over from its parent, since it is not a fork of it: captured in one, applied in the other.
+
+What cannot be carried (module flags, monkeypatches) is the user's to repeat in the dataset or `worker_init_fn`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from typing import Any, Final
+
+import cloudpickle
+import torch
+
+#: Libraries that would start threads of their own in every worker: one is right, the workers are the parallelism.
+THREAD_VARIABLES: Final = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "OPENCV_FOR_THREADS_NUM",
+    "RAYON_NUM_THREADS",
+)
+SINGLE_THREADED: Final = {**dict.fromkeys(THREAD_VARIABLES, "1"), "TOKENIZERS_PARALLELISM": "false"}
+
+
+def capture() -> bytes:
+    """The parent's context, as bytes for `apply`."""
+    context: dict[str, Any] = {
+        "environment": dict(os.environ),
+        "directory": _directory(),
+        "path": list(sys.path),
+        "arguments": list(getattr(sys, "argv", [])),
+        "umask": _umask(),
+        "affinity": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
+        "logging": _levels(),
+        "dtype": torch.get_default_dtype(),
+        "sharing": torch.multiprocessing.get_sharing_strategy(),
+        "rank": _rank(),
+    }
+    context["filters"] = _carried_filters()
+    return bytes(cloudpickle.dumps(context, 5))
+
+
+def apply(data: bytes) -> None:
+    """Make this process look like the one that was captured."""
+    context = cloudpickle.loads(data)
+    apply_to_imports(context)
+    if context["umask"] is not None:
+        os.umask(context["umask"])
+    if context["affinity"] is not None:
+        os.sched_setaffinity(0, context["affinity"])
+    for name, level in context["logging"].items():
+        logging.getLogger(name or None).setLevel(level)
+    warnings.filters[:] = context["filters"]  # type: ignore[index]
+    _forget_shown_warnings()
+    torch.set_default_dtype(context["dtype"])
+    torch.multiprocessing.set_sharing_strategy(context["sharing"])
+    if context["rank"] is not None:
+        _answer_as(*context["rank"])
+
+
+def apply_to_imports(context: dict[str, Any]) -> None:
+    """The part that importing the dataset's modules depends on."""
+    for name in set(os.environ) - set(context["environment"]):
+        del os.environ[name]
+    os.environ.update(context["environment"] | SINGLE_THREADED)
+    if context["directory"] is not None:
+        os.chdir(context["directory"])
+    sys.path[:] = context["path"]
+    sys.argv[:] = context["arguments"]
+
+
+def _directory() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # it has been deleted
+        return None
+
+
+def _umask() -> int | None:
+    """The file mode mask. Read, not set and restored: another thread may be making a file."""
+    try:
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1], 8) for line in file if line.startswith("Umask:"))
+    except (OSError, StopIteration):
+        return None
+
+
+def _levels() -> dict[str, int]:
+    loggers = {"": logging.getLogger()} | {
+        name: logger for name, logger in logging.root.manager.loggerDict.items() if isinstance(logger, logging.Logger)
+    }
+    return {name: logger.level for name, logger in loggers.items() if logger.level}
+
+
+def _carried_filters() -> list[Any]:
+    kept = []
+    for entry in warnings.filters:
+        try:
+            cloudpickle.dumps(entry)
+        except Exception:
+            continue  # a filter for a class that cannot be carried filters nothing in a worker
+        kept.append(entry)
+    return kept
+
+
+def _forget_shown_warnings() -> None:
+    changed = getattr(warnings, "_filters_mutated_lock_held", None) or getattr(warnings, "_filters_mutated", None)
+    if changed is not None:
+        changed()
+
+
+def _rank() -> tuple[int, int] | None:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return None
+
+
+def _answer_as(rank: int, world_size: int) -> None:
+    """Datasets that shard themselves by rank must see the parent's; a collective still fails: there is no group."""
+    distributed: Any = torch.distributed
+    distributed.is_initialized = lambda: True
+    distributed.get_rank = lambda group=None: rank
+    distributed.get_world_size = lambda group=None: world_size

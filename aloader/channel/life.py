@@ -1,0 +1,36 @@
+"""Dying with the parent. Theory:
+
+The parent holds the write end of a pipe, and every process that it causes holds the read end with `O_ASYNC` and
+SIGKILL as the signal: when the last write end closes, because the parent has died in whatever way, the **kernel** kills
+them, also while they hold the GIL in a C call. (A watchdog thread does not run then; `PR_SET_PDEATHSIG` is bound to the
+*thread* that started the child.) The owner and the signal belong to the open file, which `fork` shares, so every
+process opens the pipe anew. A fork of the user's program must close its copy of the write end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import sys
+
+
+def watch(read_end: int) -> int:
+    """Bind this process to the pipe: it is killed when the last write end closes. Returns the descriptor to keep."""
+    if not sys.platform.startswith("linux"):
+        return read_end
+    own = os.open(f"/proc/self/fd/{read_end}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
+    if gone(own):  # it closed before the signal was set
+        os.kill(os.getpid(), signal.SIGKILL)
+    return own
+
+
+def gone(read_end: int) -> bool:
+    """Whether the last write end has closed."""
+    poll = select.poll()
+    poll.register(read_end, select.POLLIN)
+    return bool(poll.poll(0))

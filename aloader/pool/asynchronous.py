@@ -1,0 +1,210 @@
+"""`async for`: the driver on an event loop. A class, not an async generator: `break` would close nothing then.
+
+One root task owns what runs in the background (starting the workers); everything else are callbacks of the loop. A
+failure of either is raised from `__anext__`, never into code of the user's.
+
+`__anext__` waits for a wake-up that carries nothing, and takes the batch in the very step that returns it: whenever it
+is cancelled, no batch is under way in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Self
+
+from aloader import options
+from aloader.errors import LoaderBusy, LoaderClosed
+from aloader.pool.run import Run
+from aloader.pool.threads import in_thread
+
+
+class LoopWatcher:
+    """Readers and writers of an event loop, and a wake-up after each of them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.waiter: asyncio.Future[None] | None = None
+        self.failure: BaseException | None = None
+
+    def reading(self, fd: int, callback: Callable[[], None] | None) -> None:
+        """Call back when `fd` can be read."""
+        if self.loop.is_closed():
+            return  # it has dropped its readers
+        if callback is None:
+            self.loop.remove_reader(fd)
+        else:
+            self.loop.add_reader(fd, self._guarded, callback)
+
+    def writing(self, fd: int, callback: Callable[[], None] | None) -> None:
+        """Call back when `fd` can be written to."""
+        if self.loop.is_closed():
+            return
+        if callback is None:
+            self.loop.remove_writer(fd)
+        else:
+            self.loop.add_writer(fd, self._guarded, callback)
+
+    def wake(self) -> None:
+        """Let whoever waits look again."""
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def _guarded(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception as error:
+            self.failure = error
+        self.wake()
+
+
+class AsyncBatches:
+    """The iterator of `async for`. Made on a running loop; `owner` is kept alive by it."""
+
+    def __init__(self, run: Run, owner: object) -> None:
+        self._owner = owner
+        self.run = run
+        loop = asyncio.get_running_loop()
+        self._watcher = LoopWatcher(loop)
+        self._root: asyncio.Task[None] | None = None
+        self._since = time.perf_counter()
+        self._passed = self._since  # when the consumer last let the loop run
+        self._finalizer = weakref.finalize(self, _abandon, run, loop)
+        self._drawn_early = not run.source.heavy
+        if self._drawn_early:
+            run.epoch.open()  # in the consumer's own step, as torch draws while it makes an iterator
+        if run.heavy:
+            self._root = loop.create_task(_start(run, self._watcher, self._drawn_early), name="aloader epoch")
+        else:
+            run.begin(self._watcher)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        run, watcher = self.run, self._watcher
+        epoch = run.epoch
+        began = time.perf_counter()
+        epoch.counts.user_seconds += began - self._since
+        self._check(asyncio.get_running_loop())
+        try:
+            if not run.ended:
+                run.crew.read_all()
+            if not epoch.available:
+                await self._arrival()
+            elif began - self._passed > options.LOOP_PASS:
+                self._passed = time.perf_counter()
+                await asyncio.sleep(0)
+            return self._take()
+        finally:
+            self._since = time.perf_counter()
+            epoch.counts.wait_seconds += self._since - began
+
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        watcher = self._watcher
+        if watcher.waiter is not None:
+            raise LoaderBusy("two tasks wait in one iterator: each batch goes to one of them only; use an iterator each")
+        if loop is not watcher.loop:
+            raise LoaderClosed("this iterator belongs to another event loop; iterate the loader again on this one")
+        if self.run.ended and not self.run.epoch.finished:
+            raise LoaderClosed("this iterator has been closed; iterate the loader again")
+
+    def _take(self) -> Any:
+        """What `__anext__` gives; in the same step, nothing is awaited after it."""
+        if self._watcher.failure is not None and not self.run.epoch.available:
+            failure, self._watcher.failure = self._watcher.failure, None
+            self._end()
+            raise failure
+        try:
+            return self.run.epoch.take()
+        except StopIteration:
+            self._end()
+            raise StopAsyncIteration from None
+
+    async def _arrival(self) -> None:
+        """Wait until there is something to take. Raises torch's error when that takes too long."""
+        run, watcher = self.run, self._watcher
+        loop = watcher.loop
+        deadline = loop.call_later(run.batch_timeout, watcher.wake) if run.batch_timeout else None
+        began = loop.time()
+        try:
+            while not run.epoch.available and watcher.failure is None:
+                if run.ended:
+                    raise LoaderClosed("the loader was closed while a batch was waited for")
+                if run.batch_timeout and loop.time() - began >= run.batch_timeout:
+                    raise run.late()
+                watcher.waiter = loop.create_future()
+                await watcher.waiter
+        finally:
+            watcher.waiter = None
+            self._passed = time.perf_counter()
+            if deadline is not None:
+                deadline.cancel()
+
+    def _end(self) -> None:
+        """The epoch is over: natural end or failure."""
+        self._finalizer.detach()
+        self.run.end()
+        self.run.crew.detach()
+
+    async def aclose(self) -> None:
+        """End the epoch, and wait for workers that are not kept. Idempotent; nobody else may be waiting in it."""
+        run, watcher = self.run, self._watcher
+        self._finalizer.detach()
+        if self._root is not None and not self._root.done():
+            self._root.cancel()
+            await asyncio.wait([self._root])
+        watcher.wake()
+        await finish(run)
+
+
+async def finish(run: Run) -> None:
+    """End a run, and wait for workers that are not kept."""
+    if not run.ended:
+        run.end()
+        if not run.persistent:
+            await _all_gone(run)
+    run.crew.detach()
+
+
+async def _all_gone(run: Run) -> None:
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(2 * options.CLOSE_GRACE):
+            while run.crew.alive:
+                gone = loop.create_future()
+                run.crew.when_gone = lambda gone=gone: gone.done() or gone.set_result(None)  # type: ignore[misc]
+                await gone
+
+
+async def _start(run: Run, watcher: LoopWatcher, drawn: bool) -> None:
+    """The root task: what takes time before batches flow."""
+    try:
+        await in_thread(run.prepare)
+        if not run.ended:
+            if not drawn:
+                run.epoch.open()
+            run.begin(watcher)
+    except asyncio.CancelledError:
+        run.end()
+        raise
+    except BaseException as error:
+        watcher.failure = error
+    finally:
+        watcher.wake()
+
+
+def _abandon(run: Run, loop: asyncio.AbstractEventLoop) -> None:
+    """The iterator has been dropped, perhaps by the collector in the middle of anything: not in this step."""
+
+    def end() -> None:
+        run.end()
+        run.crew.detach()
+
+    if loop.is_running():
+        loop.call_soon_threadsafe(end)
+    else:
+        end()

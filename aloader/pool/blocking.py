@@ -1,0 +1,126 @@
+"""Plain `for`: the driver that waits in the calling thread. No second thread, no event loop."""
+
+from __future__ import annotations
+
+import selectors
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Self
+
+from aloader import options
+from aloader.errors import LoaderClosed
+from aloader.pool.run import Run
+
+
+class SelectorWatcher:
+    """Calls back from `wait`."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.PollSelector()
+        self._callbacks: dict[int, dict[int, Callable[[], None]]] = {}
+
+    def reading(self, fd: int, callback: Callable[[], None] | None) -> None:
+        """Call back when `fd` can be read."""
+        self._set(fd, selectors.EVENT_READ, callback)
+
+    def writing(self, fd: int, callback: Callable[[], None] | None) -> None:
+        """Call back when `fd` can be written to."""
+        self._set(fd, selectors.EVENT_WRITE, callback)
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait for something to happen and call back. False if nothing did in time."""
+        ready = self._selector.select(timeout)
+        for key, events in ready:
+            for event, callback in list(self._callbacks.get(key.fd, {}).items()):
+                if events & event:
+                    callback()
+        return bool(ready)
+
+    def _set(self, fd: int, event: int, callback: Callable[[], None] | None) -> None:
+        known = self._callbacks.setdefault(fd, {})
+        before = bool(known)
+        if callback is None:
+            known.pop(event, None)
+        else:
+            known[event] = callback
+        if not known:
+            del self._callbacks[fd]
+            if before:
+                self._selector.unregister(fd)
+        elif before:
+            self._selector.modify(fd, sum(known))
+        else:
+            self._selector.register(fd, sum(known))
+
+
+class Batches:
+    """The iterator of plain `for`. `owner` is kept alive by it (a loader that keeps its iterator gives None)."""
+
+    def __init__(self, run: Run, owner: object, len_of: Any) -> None:
+        self._owner = owner
+        self._len_of = len_of
+        self._watcher = SelectorWatcher()
+        self._start(run)
+
+    def _start(self, run: Run) -> None:
+        self.run = run
+        self._since = time.perf_counter()
+        self._finalizer = weakref.finalize(self, _abandon, run)
+        run.prepare()
+        run.epoch.open()
+        run.begin(self._watcher)
+
+    def restart(self, run: Run) -> None:
+        """Go on with another epoch: torch's persistent iterator is one object, and making it again rewinds it."""
+        self.close()
+        self._start(run)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        run = self.run
+        epoch, counts = run.epoch, run.epoch.counts
+        began = time.perf_counter()
+        counts.user_seconds += began - self._since
+        try:
+            if run.ended and not epoch.finished:
+                raise LoaderClosed("this iterator has been closed; iterate the loader again")
+            if not epoch.available:
+                run.crew.read_all()
+            deadline = began + run.batch_timeout if run.batch_timeout else None
+            while not epoch.available:
+                left = None if deadline is None else max(0.0, deadline - time.perf_counter())
+                if not self._watcher.wait(left) and left is not None and not epoch.available:
+                    raise run.late()
+            return epoch.take()
+        finally:
+            self._since = time.perf_counter()
+            counts.wait_seconds += self._since - began
+            if epoch.finished:
+                run.end()
+                run.crew.detach()
+
+    def __len__(self) -> int:
+        return len(self._len_of)
+
+    def close(self) -> None:
+        """End the epoch, and wait for workers that are not kept."""
+        run = self.run
+        self._finalizer.detach()
+        was_ended = run.ended
+        run.end()
+        deadline = time.monotonic() + 2 * options.CLOSE_GRACE
+        while not was_ended and not run.persistent and run.crew.alive and time.monotonic() < deadline:
+            self._watcher.wait(0.05)
+        run.crew.detach()
+
+    def __getstate__(self) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} cannot be pickled")
+
+
+def _abandon(run: Run) -> None:
+    """The iterator has been dropped."""
+    run.end()
+    run.crew.detach()

@@ -1,0 +1,348 @@
+"""The workers of one iterator: processes, links and memory by slot. Acts and listens; decides nothing.
+
+A crew is driven from outside: a `Watcher` says when a descriptor is readable, and what the workers say goes to a
+`Listener`. While nobody iterates (persistent workers between epochs) it is detached, and what arrives waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from aloader import options
+from aloader.channel.leases import Mappings
+from aloader.channel.link import Link, pair
+from aloader.channel.messages import (
+    Batch,
+    EpochOver,
+    Failure,
+    Message,
+    Need,
+    NewSegment,
+    Ready,
+    Retire,
+    Start,
+    Stop,
+    Unmapped,
+)
+from aloader.channel.payload import unpack
+from aloader.channel.status import Doing, StatusPage
+from aloader.errors import WorkerLost
+from aloader.pool.starter import Exit, Starter
+from aloader.pool.threads import dispose
+
+
+class Watcher(Protocol):
+    """Calls back when a descriptor can be read (or written to)."""
+
+    def reading(self, fd: int, callback: Callable[[], None] | None) -> None: ...
+    def writing(self, fd: int, callback: Callable[[], None] | None) -> None: ...
+
+
+class Listener(Protocol):
+    """Who hears what the workers say: an epoch."""
+
+    number: int
+
+    def on_ready(self, worker: Worker) -> None: ...
+    def on_batch(self, worker: Worker, seq: int, nbytes: int, batch: Any, seconds: tuple[float, float]) -> None: ...
+    def on_failure(self, worker: Worker, seq: int, fault: bytes | BaseException) -> None: ...
+    def on_need(self, worker: Worker, seq: int, nbytes: int) -> None: ...
+    def on_lost(self, worker: Worker, exit: Exit) -> None: ...
+
+
+class Host(Protocol):
+    """What a crew needs of its pool, which other crews use at the same time."""
+
+    @property
+    def starter(self) -> Starter: ...
+    def new_key(self, crew: Crew) -> int: ...
+    def read_reports(self) -> None: ...
+
+
+class Arrived:
+    """A batch in shared memory, not unpickled yet. Dropping it ends its leases."""
+
+    __slots__ = ("body", "nbytes", "owners")
+
+    def __init__(self, mappings: Mappings, message: Batch) -> None:
+        lease = mappings.lease
+        self.owners = [lease(place) for place in message.leaves]
+        self.nbytes = sum(place.nbytes for place in message.leaves)
+        self.body: Any = message.body
+        if not isinstance(message.body, bytes):
+            self.body = lease(message.body)
+            self.nbytes += message.body.nbytes
+
+    def unpack(self) -> Any:
+        """The batch, its large leaves on the memory that the worker wrote."""
+        return unpack(self.body, self.owners)
+
+
+class Worker:
+    """One process: its place, its link, and its memory as seen from here."""
+
+    def __init__(self, slot: int, generation: int, key: int, link: Link, page: StatusPage) -> None:
+        self.slot = slot
+        self.generation = generation
+        self.key = key
+        self.link = link
+        self.page = page
+        self.mappings = Mappings(link.release)
+        self.pid = 0  # known when it is ready
+        self.ending = False
+        self.waits_to_write = False
+
+
+class Who(NamedTuple):
+    """What all workers of a crew are told about themselves."""
+
+    dataset: int
+    num_workers: int
+    base_seed: int
+    concurrency: int
+    threads: bool
+    auto_collation: bool
+    context: bytes
+
+
+class Crew:
+    """See the top of this file."""
+
+    def __init__(self, host: Host, who: Who) -> None:
+        self.who = who
+        self.workers: dict[int, Worker] = {}  # by slot
+        self.listener: Listener | None = None
+        self._host = host
+        self._by_key: dict[int, Worker] = {}  # also those that are ending
+        self.when_gone: Callable[[], object] | None = None  # called when a process has gone
+        self._watcher: Watcher | None = None
+        self._watched: dict[int, int] = {}  # the starter's descriptors, and this crew's duplicates of them
+
+    # -- starting and ending ---------------------------------------------------------------------------------------
+
+    def launch(self, slot: int, generation: int) -> None:
+        """Start a worker. It says that it is ready by itself."""
+        mine, theirs = pair()
+        page, status = StatusPage.create()
+        worker = Worker(slot, generation, self._host.new_key(self), Link(mine), page)
+        self.workers[slot] = self._by_key[worker.key] = worker
+        who = self.who
+        worker.link.send(
+            Start(
+                who.dataset,
+                slot,
+                generation,
+                who.num_workers,
+                who.base_seed,
+                who.concurrency,
+                who.threads,
+                who.auto_collation,
+                who.context,
+            )
+        )
+        self._host.starter.start(worker.key, theirs, status)
+        if self._watcher is not None:
+            self._watch(worker)
+            self._watch_starter()
+        self.flush()
+
+    def end(self, grace: float = options.CLOSE_GRACE) -> None:
+        """Tell every worker to stop, and have those killed that do not within `grace` seconds. Waits for nobody."""
+        for worker in list(self.workers.values()):
+            self._end(worker, grace)
+        self.workers.clear()
+
+    def _end(self, worker: Worker, grace: float) -> None:
+        worker.ending = True
+        with contextlib.suppress(OSError):
+            worker.link.send(Stop())
+            worker.link.flush()
+        self._let_go(worker)
+        self._host.starter.end(worker.key, grace)
+
+    def _let_go(self, worker: Worker) -> None:
+        """Nothing more is read from it or said to it."""
+        if self._watcher is not None and not worker.link.closed:
+            self._unwatch(worker)
+        worker.link.close()
+        dispose(worker.mappings.close())
+        worker.page.close()
+
+    @property
+    def alive(self) -> int:
+        """Processes of this crew that have not been reported gone."""
+        return len(self._by_key)
+
+    def forked(self) -> None:
+        """In a fork of the user's program: close what was inherited, without a word to anybody."""
+        self._watcher = None
+        for worker in self._by_key.values():
+            worker.ending = True
+            worker.link.close()
+        self.workers.clear()
+
+    # -- listening -------------------------------------------------------------------------------------------------
+
+    def attach(self, watcher: Watcher, listener: Listener) -> None:
+        """Be driven by `watcher` from now on, and tell `listener`."""
+        self.detach()
+        self._watcher, self.listener = watcher, listener
+        for worker in self.workers.values():
+            self._watch(worker)
+        self._watch_starter()
+
+    def detach(self) -> None:
+        """Nobody drives or listens any more."""
+        if self._watcher is not None:
+            for worker in self.workers.values():
+                self._unwatch(worker)
+            for duplicate in self._watched.values():
+                self._watcher.reading(duplicate, None)
+        for duplicate in self._watched.values():
+            os.close(duplicate)
+        self._watched.clear()
+        self._watcher = self.listener = None
+
+    def _watch(self, worker: Worker) -> None:
+        assert self._watcher is not None
+        self._watcher.reading(worker.link.fileno(), lambda: self.read(worker))
+
+    def _unwatch(self, worker: Worker) -> None:
+        assert self._watcher is not None
+        self._watcher.reading(worker.link.fileno(), None)
+        if worker.waits_to_write:
+            self._watcher.writing(worker.link.fileno(), None)
+            worker.waits_to_write = False
+
+    def _watch_starter(self) -> None:
+        """The starter's descriptors change when processes start and end.
+
+        Other crews watch them too, perhaps on the same loop, which knows one callback for a descriptor: so each crew
+        watches duplicates of its own.
+        """
+        if self._watcher is None:
+            return
+        now = set(self._host.starter.watched())
+        for fd in self._watched.keys() - now:
+            self._watcher.reading(self._watched[fd], None)
+            os.close(self._watched.pop(fd))
+        for fd in now - self._watched.keys():
+            self._watched[fd] = os.dup(fd)
+            self._watcher.reading(self._watched[fd], self._host.read_reports)
+
+    def read_all(self) -> None:
+        """Take in whatever has arrived, without waiting."""
+        for worker in list(self.workers.values()):
+            self.read(worker)
+
+    def read(self, worker: Worker, *, everything: bool = False) -> None:
+        """Take in what a worker has said."""
+        if worker.link.closed:
+            return
+        for message in worker.link.receive(everything=everything):
+            self._on_message(worker, message)
+        if worker.link.ended and not everything and not worker.link.closed:
+            if self._watcher is not None:
+                self._unwatch(worker)
+            self._host.starter.end(worker.key, 0.0)  # it has hung up: if it is not dead yet, nobody can use it
+        self.flush()
+
+    def _on_message(self, worker: Worker, message: Message) -> None:
+        listener = self.listener
+        match message:
+            case NewSegment(number, nbytes, fd):
+                worker.mappings.add(number, nbytes, fd)
+            case Retire(segment):
+                memory = worker.mappings.retire(segment)
+                dispose([memory], lambda: worker.link.send(Unmapped(segment)))
+            case Ready(pid):
+                worker.pid = pid
+                if listener is not None:
+                    listener.on_ready(worker)
+            case Batch() if listener is not None and message.epoch == listener.number:
+                arrived = Arrived(worker.mappings, message)
+                seconds = message.fetch_seconds, message.collate_seconds
+                listener.on_batch(worker, message.seq, arrived.nbytes, arrived, seconds)
+            case Batch():
+                self._give_back(worker, message)
+            case Failure() if listener is not None and message.epoch == listener.number:
+                listener.on_failure(worker, message.seq, message.fault)
+            case Need() if listener is not None and message.epoch == listener.number:
+                listener.on_need(worker, message.seq, message.nbytes)
+            case Failure() | Need():
+                pass  # of an epoch that nobody looks at any more
+            case _:
+                raise AssertionError(f"a worker said {message!r}")
+
+    def _give_back(self, worker: Worker, message: Batch) -> None:
+        for place in message.leaves:
+            worker.mappings.give_back(place)
+        if not isinstance(message.body, bytes):
+            worker.mappings.give_back(message.body)
+
+    def on_exit(self, exit: Exit) -> None:
+        """One of this crew's processes has gone."""
+        worker = self._by_key.pop(exit.key)
+        if self.when_gone is not None:
+            self.when_gone()
+        if worker.ending:
+            return
+        self.read(worker, everything=True)  # the report may overtake its last words
+        if self.workers.get(worker.slot) is worker:
+            del self.workers[worker.slot]
+        if self.listener is not None:
+            self.listener.on_lost(worker, exit)
+        self._let_go(worker)
+        self.flush()
+
+    def after_reports(self) -> None:
+        """Processes have come or gone."""
+        self._watch_starter()
+
+    # -- talking ---------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write what waits to be written; where a socket is full, go on when there is room."""
+        for worker in self.workers.values():
+            if not worker.link.pending and not worker.waits_to_write:
+                continue
+            full = not worker.link.flush()
+            if full != worker.waits_to_write and self._watcher is not None:
+                self._watcher.writing(worker.link.fileno(), self.flush if full else None)
+                worker.waits_to_write = full
+
+    def epoch_over(self, epoch: int) -> None:
+        """Tell the workers that nobody looks at this epoch any more."""
+        for worker in self.workers.values():
+            worker.link.send(EpochOver(self.who.dataset, epoch))
+        self.flush()
+
+
+def describe(worker: Worker, exit: Exit, sample: Any, known: bool) -> WorkerLost:
+    """The error for a worker that has gone, in words."""
+    status = worker.page.read()
+    if exit.signal:
+        name = signal.Signals(exit.signal).name if exit.signal in signal.valid_signals() else str(exit.signal)
+        how = f"was killed by signal {name}"
+    else:
+        how = f"exited unexpectedly with code {exit.exit_code}"
+    doing = {Doing.FETCHING: "fetching", Doing.COLLATING: "collating", Doing.WAITING: "waiting for memory"}
+    what = f" while {doing[status.doing]}" if status.doing in doing else ""
+    which = f" sample {sample!r}" if known and status.doing is Doing.FETCHING else ""
+    batch = f" (batch {status.seq})" if status.seq >= 0 else ""
+    hint = ""
+    if exit.signal == signal.SIGKILL:
+        hint = " SIGKILL often is the kernel's out-of-memory killer: see `dmesg`, and use fewer workers or memory_limit=."
+    peak = f" Its peak memory was {exit.peak / 1e6:.0f} MB." if exit.peak else ""
+    return WorkerLost(
+        f"DataLoader worker (pid {worker.pid or 'unknown'}) {how}{what}{which}{batch}.{peak}{hint}",
+        worker=worker.slot,
+        pid=worker.pid,
+        signal=exit.signal,
+        exit_code=exit.exit_code,
+        sample=sample if known else None,
+    )

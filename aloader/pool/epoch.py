@@ -1,0 +1,260 @@
+"""One pass over the data: carries the dispatcher's decisions out on a crew, and holds what is ready for the user.
+
+Synchronous and without waiting: both drivers (`asynchronous`, `blocking`) use it in the same way. They feed it by
+letting the crew read, and take from it. Nothing that must not be lost ever lies in a coroutine: a batch is in the
+dispatcher or in `_ready` until the step that returns it to the user.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from aloader.channel.faults import unpack_fault
+from aloader.channel.messages import Granted, Ticket
+from aloader.channel.status import Doing
+from aloader.engine import Dispatcher, DispatcherConfig
+from aloader.engine.events import (
+    Assign,
+    BatchArrived,
+    Closed,
+    Command,
+    Consumed,
+    Deliver,
+    Discard,
+    Draw,
+    Drawn,
+    Event,
+    Exhausted,
+    Finish,
+    Grant,
+    NeedMemory,
+    Opened,
+    Raise,
+    Restart,
+    TicketFailed,
+    WorkerLost,
+    WorkerReady,
+)
+from aloader.pool.crew import Crew, Worker, describe
+from aloader.pool.starter import Exit
+from aloader.stats import EpochCounts
+
+
+class Unpackable(Protocol):
+    """A finished batch, as the user will get it once `unpack` is called; dropping it gives up what it holds."""
+
+    def unpack(self) -> Any: ...
+
+
+class Source(Protocol):
+    """What is drawn from: raises StopIteration at the end."""
+
+    def draw(self) -> Any: ...
+
+
+class Epoch:
+    """See the top of this file."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        number: int,
+        source: Source,
+        config: DispatcherConfig,
+        finish: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.number = number
+        self.finished = False
+        self.closed = False
+        self.counts = EpochCounts()
+        self._crew = crew
+        self._source = source
+        self._finish_batch = finish  # what is done with a batch in this process before the user gets it
+        self._source_error: BaseException | None = None
+        self._dispatcher = Dispatcher(config)
+        self._events: deque[Event] = deque()
+        self._handling = False
+        self._indices: dict[int, Any] = {}
+        self._ready: deque[Deliver | Raise] = deque()
+        self._acts: Final[dict[type[Any], Callable[[Any], None]]] = {
+            Draw: self._draw,
+            Assign: self._assign,
+            Grant: self._grant,
+            Deliver: self._ready.append,
+            Raise: self._ready.append,
+            Discard: lambda command: None,  # dropping it ends its leases
+            Restart: lambda command: self._crew.launch(command.slot, command.generation),
+            Finish: self._finish,
+        }
+
+    # -- for the drivers -------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Draw the first tickets. The sampler's iterator must exist."""
+        self._handle(Opened())
+
+    def staff(self) -> None:
+        """Launch the workers that are missing, and use those that are there."""
+        for slot in range(self._crew.who.num_workers):
+            worker = self._crew.workers.get(slot)
+            if worker is None:
+                self._crew.launch(slot, 0)
+                continue
+            worker.generation = 0
+            if worker.pid:
+                self._handle(WorkerReady(slot, 0))
+
+    @property
+    def available(self) -> bool:
+        """Whether `take` has something: a batch, an error or the end."""
+        return bool(self._ready) or self.finished or self.closed
+
+    def take(self) -> Any:
+        """The next batch. Raises what failed in its place, and StopIteration at the end."""
+        if not self._ready:
+            return self._at_end()
+        outcome = self._ready.popleft()
+        try:
+            if type(outcome) is Deliver:
+                self.counts.delivered += 1
+                batch = outcome.batch.unpack()  # type: ignore[attr-defined]
+                return batch if self._finish_batch is None else self._finish_batch(batch)
+            self.counts.failed += 1
+            error = outcome.error
+            raise unpack_fault(error) if isinstance(error, bytes) else error  # type: ignore[misc]
+        finally:
+            self._indices.pop(outcome.seq, None)
+            self._handle(Consumed(outcome.seq))
+            self._crew.flush()
+
+    def close(self) -> None:
+        """Nobody looks at this epoch any more."""
+        if self.closed:
+            return
+        self.closed = True
+        self._handle(Closed())
+        self._ready.clear()
+
+    def late(self) -> str:
+        """Who is late with the next batch, in words."""
+        lines = []
+        for worker in self._crew.workers.values():
+            status = worker.page.read()
+            seconds = time.monotonic() - status.since
+            what = status.doing.name.lower()
+            sample = self._sample(status.epoch, status.seq, status.position)
+            lines.append(
+                f"worker {worker.slot} (pid {worker.pid or 'starting'}): {what}"
+                + (f" sample {sample!r}" if sample is not None and status.doing is Doing.FETCHING else "")
+                + (f" of batch {status.seq}" if status.seq >= 0 else "")
+                + (f" for {seconds:.1f} s" if status.since else "")
+            )
+        return "; ".join(lines)
+
+    @property
+    def statistics(self) -> Any:
+        """The dispatcher's."""
+        return self._dispatcher.statistics()
+
+    # -- what the crew hears ---------------------------------------------------------------------------------------
+
+    def on_ready(self, worker: Worker) -> None:
+        """A worker can be given tickets."""
+        self._handle(WorkerReady(worker.slot, worker.generation))
+
+    def on_batch(self, worker: Worker, seq: int, nbytes: int, batch: Unpackable, seconds: tuple[float, float]) -> None:
+        """A ticket has been finished, in so many seconds of fetching and collating."""
+        counts = self.counts
+        counts.fetch_seconds += seconds[0]
+        counts.collate_seconds += seconds[1]
+        counts.nbytes += nbytes
+        self._handle(BatchArrived(worker.slot, worker.generation, seq, nbytes, batch))
+
+    def on_failure(self, worker: Worker, seq: int, fault: bytes | BaseException) -> None:
+        """A ticket has failed in the user's code."""
+        self._handle(TicketFailed(worker.slot, worker.generation, seq, fault))
+
+    def on_need(self, worker: Worker, seq: int, nbytes: int) -> None:
+        """A worker waits for memory."""
+        self._handle(NeedMemory(worker.slot, worker.generation, seq, nbytes))
+
+    def on_lost(self, worker: Worker, exit: Exit) -> None:
+        """A worker has died."""
+        status = worker.page.read()
+        busy = status.doing in (Doing.FETCHING, Doing.COLLATING, Doing.WAITING) and status.epoch == self.number
+        sample = self._sample(status.epoch, status.seq, status.position)
+        error = describe(worker, exit, sample, sample is not None)
+        self.counts.lost += 1
+        self._handle(WorkerLost(worker.slot, worker.generation, status.seq if busy else None, error))
+
+    # -- carrying out ----------------------------------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> None:
+        """Feed the dispatcher and do what it says, in order; what follows from that comes after it."""
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._events:
+                commands: list[Command] = self._dispatcher.handle(self._events.popleft())
+                for command in commands:
+                    self._acts[type(command)](command)
+        finally:
+            self._handling = False
+
+    def _draw(self, command: Draw) -> None:
+        for _ in range(command.count):
+            try:
+                indices = self._source.draw()
+            except StopIteration:
+                self._events.append(Exhausted())
+                return
+            except BaseException as error:  # the sampler's own: raised when everything before it was delivered
+                self._source_error = error
+                self._events.append(Exhausted())
+                return
+            self._events.append(Drawn(indices))
+
+    def _assign(self, command: Assign) -> None:
+        slot, generation, seq, indices, allowance = command
+        worker = self._crew.workers.get(slot)
+        if worker is None:
+            return  # it has just gone: that will be reported
+        self._indices[seq] = indices
+        try:
+            worker.link.send(Ticket(self._crew.who.dataset, self.number, seq, indices, allowance))
+        except Exception as error:
+            error.add_note(f"the sampler's indices for batch {seq} could not be sent to a worker")
+            self._events.append(TicketFailed(slot, generation, seq, error))
+
+    def _grant(self, command: Grant) -> None:
+        worker = self._crew.workers.get(command.slot)
+        if worker is not None:
+            worker.link.send(Granted(self._crew.who.dataset, self.number, command.seq))
+
+    def _finish(self, command: Finish) -> None:
+        self.finished = True
+
+    def _at_end(self) -> Any:
+        error, self._source_error = self._source_error, None
+        raise error if error is not None else StopIteration
+
+    def _sample(self, epoch: int, seq: int, position: int) -> Any:
+        """The index at a position of a ticket of this epoch, None where that is not known."""
+        indices = self._indices.get(seq)
+        if epoch != self.number or indices is None or position < 0:
+            return None
+        if not self._crew.who.auto_collation:
+            return indices
+        try:
+            return indices[position]
+        except (IndexError, TypeError, KeyError):
+            return None
+
+

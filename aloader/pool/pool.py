@@ -1,0 +1,186 @@
+"""`WorkerPool`: owns the template (or a multiprocessing context) and every process that comes from it.
+
+The processes of one iterator are a `Crew`. A loader makes a pool of its own. Nothing starts in the constructor.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from multiprocessing.context import BaseContext
+
+from aloader import options
+from aloader.channel.job import Carried, Job
+from aloader.errors import LoaderClosed
+from aloader.pool.crew import Crew, Who
+from aloader.pool.starter import ContextStarter, Starter
+from aloader.pool.template import TemplateStarter
+
+NO_WORKERS = (
+    "worker processes are not available on Windows (the channel needs AF_UNIX socket pairs that pass descriptors): use "
+    "num_workers=0, which overlaps an async dataset's I/O all the same"
+)
+
+
+class WorkerPool:
+    """`num_workers` processes for loaders to share, and the template that they are forked from.
+
+    Use it in one process, from one thread at a time. Dropping it ends every process of it at once; `close()` (or
+    `with`) lets datasets leave their `async with` first.
+    """
+
+    def __init__(self, num_workers: int, *, multiprocessing_context: BaseContext | None = None) -> None:
+        if sys.platform == "win32":
+            raise RuntimeError(NO_WORKERS)
+        if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1:
+            raise ValueError(f"num_workers of a pool should be a positive integer, but got num_workers={num_workers!r}")
+        self.num_workers = num_workers
+        self._context = multiprocessing_context
+        self._starter: Starter | None = None
+        self._installed: Carried | None = None
+        self._keys = itertools.count()
+        self._owners: dict[int, Crew] = {}  # of every process that has not been reported gone
+        self._crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+        self._closed = False
+        self._pid = os.getpid()
+        self._end: weakref.finalize[[Starter], WorkerPool] | None = None
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open" if self._starter is not None else "not started"
+        return f"<WorkerPool of {self.num_workers}, {state}, {sum(c.alive for c in self._crews)} processes>"
+
+    # -- starting: each step can be taken on the loop or, where it says so, in a thread -----------------------------
+
+    def pickle(self, job: Job, context: bytes) -> Carried | None:
+        """The job as it will be carried; None where a context takes it as it is. In the caller's thread."""
+        self._check_open()
+        if not self._start().carries:
+            return None
+        carried = Carried(job, context)
+        if carried.nbytes > options.CAPTURED_BYTES and carried.captured:
+            warnings.warn(
+                f"the dataset's pickle takes {carried.nbytes / 1e6:.0f} MB, of which most comes from captured globals: "
+                f"{', '.join(carried.captured)}. Pass such data as an attribute of the dataset.",
+                UserWarning,
+                stacklevel=4,
+            )
+        return carried
+
+    def open(self) -> None:
+        """Start the template. Takes milliseconds: in a thread."""
+        self._start().open()
+
+    def install(self, job: Job, carried: Carried | None) -> None:
+        """Make workers that are launched from now on have this job. Copies or compares it: in a thread."""
+        starter = self._start()
+        if carried is not None:
+            if self._installed is not None and carried.same_as(self._installed):
+                return
+            carried.write()
+            carried.forget()
+        self._installed = carried
+        starter.load(job, carried)
+
+    def crew(self, who: Who) -> Crew:
+        """Workers for one iterator, none of them launched yet."""
+        self._check_open()
+        crew = Crew(self, who)
+        self._crews.add(crew)
+        return crew
+
+    # -- what crews need -------------------------------------------------------------------------------------------
+
+    @property
+    def starter(self) -> Starter:
+        """Where processes come from."""
+        return self._start()
+
+    def new_key(self, crew: Crew) -> int:
+        """The key of a process that `crew` is about to start."""
+        key = next(self._keys)
+        self._owners[key] = crew
+        return key
+
+    def read_reports(self) -> None:
+        """Take in which processes have gone, and tell the crews that they belonged to."""
+        for exit in self._start().reports():
+            crew = self._owners.pop(exit.key, None)
+            if crew is not None:
+                crew.on_exit(exit)
+        for crew in list(self._crews):
+            crew.after_reports()
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has been called, or this is a fork of the process that the pool belongs to."""
+        return self._closed
+
+    def close(self) -> None:
+        """End every process and wait for it. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for crew in list(self._crews):
+            crew.end()
+            crew.detach()
+        self._owners.clear()
+        if self._end is not None:
+            self._end()
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> Starter:
+        if self._starter is None:
+            self._starter = self._make_starter()
+            self._end = weakref.finalize(self, _close_starter, self._starter, os.getpid())
+            os.register_at_fork(after_in_child=_in_fork(weakref.ref(self)))
+        return self._starter
+
+    def _make_starter(self) -> Starter:
+        if self._context is not None:
+            return ContextStarter(self._context)
+        if not sys.platform.startswith("linux"):
+            import multiprocessing
+
+            return ContextStarter(multiprocessing.get_context("spawn"))
+        return TemplateStarter()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LoaderClosed("this pool has been closed; make a new one")
+
+    def _forked(self) -> None:
+        """In a fork of the user's program: everything here belongs to the parent."""
+        self._closed = True
+        if self._end is not None:
+            self._end.detach()
+        for crew in list(self._crews):
+            crew.forked()
+        if self._starter is not None:
+            self._starter.forked()
+
+
+def _close_starter(starter: Starter, pid: int) -> None:
+    if os.getpid() == pid:
+        starter.close()
+
+
+def _in_fork(pool: weakref.ref[WorkerPool]) -> Callable[[], None]:
+    def forked() -> None:
+        alive = pool()
+        if alive is not None:
+            alive._forked()
+
+    return forked

@@ -1,0 +1,103 @@
+"""Plain `for` over an async dataset with `num_workers=0`: a private loop in a thread, so that it works where a loop
+already runs (notebooks), and where none does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any, Self, TypeVar
+
+from aloader.pool.asynchronous import AsyncBatches
+
+T = TypeVar("T")
+
+
+class _Loop:
+    """A loop that runs in a thread until it is told to stop."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="aloader-loop", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.run_until_complete(self.loop.shutdown_default_executor())
+            self.loop.close()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine there and wait for it. An interrupted caller cancels it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """End the thread once what it does at the moment is done. Waits for nobody."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+
+
+class PrivateLoopBatches:
+    """The iterator. `open` makes the crew and the asynchronous iterator, on the private loop."""
+
+    def __init__(self, crew: Any, open_batches: Callable[[], AsyncBatches], owner: Any) -> None:
+        self._owner = owner
+        self._crew = crew
+        self._loop = _Loop()
+        self._finalizer = weakref.finalize(self, _abandon, self._loop, crew)
+        self._batches = self._loop.call(_called(open_batches))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self._loop.call(_next(self._batches))
+        except StopAsyncIteration:
+            self.close()
+            raise StopIteration from None
+
+    def __len__(self) -> int:
+        return len(self._owner._index_sampler)
+
+    def close(self) -> None:
+        """Leave the dataset's `async with`, and end the thread. Idempotent."""
+        if self._finalizer.detach() is not None:
+            try:
+                self._loop.call(_close(self._batches, self._crew))
+            finally:
+                self._loop.stop()
+
+    def __getstate__(self) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} cannot be pickled")
+
+
+async def _called(function: Callable[[], T]) -> T:
+    return function()
+
+
+async def _next(batches: AsyncBatches) -> Any:
+    return await batches.__anext__()
+
+
+async def _close(batches: AsyncBatches, crew: Any) -> None:
+    await batches.aclose()
+    await crew.aclose()
+
+
+def _abandon(loop: _Loop, crew: Any) -> None:
+    """The iterator has been dropped: the dataset is left on its loop, and nobody waits for that."""
+
+    async def end() -> None:
+        await crew.aclose()
+        loop.stop()
+
+    if not loop.loop.is_closed():
+        asyncio.run_coroutine_threadsafe(end(), loop.loop)

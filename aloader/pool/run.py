@@ -1,0 +1,102 @@
+"""An epoch on its way: what must be done before batches flow, and after. The steps; the drivers decide when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from aloader import options
+from aloader.channel.job import Carried, Job
+from aloader.pool.crew import Crew, Watcher
+from aloader.pool.epoch import Epoch
+from aloader.pool.pool import WorkerPool
+from aloader.stats import LoaderStats
+
+
+class PreparedSource(Protocol):
+    """A source of tickets, and what has to happen before the first one."""
+
+    heavy: bool
+
+    def prepare(self) -> None: ...
+    def draw(self) -> Any: ...
+
+
+@dataclass(slots=True)
+class Run:
+    """`job` is None where the crew's workers run already. `batch_timeout` is in seconds, 0 for none."""
+
+    pool: WorkerPool
+    crew: Crew
+    epoch: Epoch
+    source: PreparedSource
+    job: Job | None
+    carried: Carried | None
+    persistent: bool
+    batch_timeout: float
+    ended: bool = False
+
+    @property
+    def heavy(self) -> bool:
+        """Whether `prepare` takes longer than a loop may be held up."""
+        return self.job is not None or self.source.heavy
+
+    def prepare(self) -> None:
+        """Whatever takes time. May run in a thread."""
+        if self.job is not None:
+            self.pool.open()
+        self.source.prepare()
+        if self.job is not None:
+            self.pool.install(self.job, self.carried)
+            self.job = self.carried = None
+
+    def begin(self, watcher: Watcher) -> None:
+        """Launch what is missing, and listen."""
+        if self.ended:
+            return
+        self.crew.attach(watcher, self.epoch)
+        self.epoch.staff()
+        self.crew.flush()
+
+    def end(self, grace: float = options.CLOSE_GRACE) -> None:
+        """Nobody wants more. Workers that are not kept are told to stop; waits for nobody. Idempotent."""
+        if self.ended:
+            return
+        self.ended = True
+        self.epoch.close()
+        if self.persistent:
+            self.crew.epoch_over(self.epoch.number)
+            self.crew.detach()
+        else:
+            self.crew.end(grace)
+
+    def late(self) -> RuntimeError:
+        """The error for a batch that has not come in time: torch's words first."""
+        return RuntimeError(
+            f"DataLoader timed out after {self.batch_timeout} seconds; {self.epoch.late()}. "
+            "Iterating again waits again: nothing is lost."
+        )
+
+
+def snapshot(run: Run | None, epoch: int) -> LoaderStats:
+    """What a loader's latest run has done and holds."""
+    if run is None:
+        return LoaderStats(epoch, *[0] * 4, 0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0)
+    counts, held = run.epoch.counts, run.epoch.statistics
+    memory = [worker.mappings for worker in run.crew.workers.values() if hasattr(worker, "mappings")]
+    return LoaderStats(
+        epoch=run.epoch.number,
+        batches=counts.delivered,
+        errors=counts.failed,
+        workers=run.crew.who.num_workers,
+        workers_lost=counts.lost,
+        payload_bytes=counts.nbytes,
+        fetch_seconds=counts.fetch_seconds,
+        collate_seconds=counts.collate_seconds,
+        wait_seconds=counts.wait_seconds,
+        user_seconds=counts.user_seconds,
+        arena_bytes=sum(mappings.nbytes for mappings in memory),
+        leased_bytes=sum(mappings.leased_bytes for mappings in memory),
+        tickets_in_flight=sum(held.held) + held.queued,
+        batches_ready=held.landed + held.unconsumed,
+    )

@@ -1,0 +1,62 @@
+"""Work that would hold up an event loop, in a thread of its own.
+
+Not in the loop's default executor: that is the user's, and may be full of the user's work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import threading
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+_QUICK: Final = 8 << 20  # bytes that are unmapped in well under a millisecond
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """Run `function` in a new thread. A cancelled caller leaves it to end by itself."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = function()
+        except BaseException as raised:
+            error = raised
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:
+            pass  # the loop has been closed: nobody waits
+
+    threading.Thread(target=run, name="aloader-work", daemon=True).start()
+    return await future
+
+
+def dispose(memories: list[mmap.mmap], then: Callable[[], None] | None = None) -> None:
+    """Unmap memory, in a thread if it is much (0.4 s per GiB where this is the last mapping), and then say so."""
+
+    def run() -> None:
+        for memory in memories:
+            try:
+                memory.close()
+            except BufferError:
+                pass  # somebody still looks at it: it goes with the last view
+        if then is not None:
+            then()
+
+    if sum(map(len, memories)) <= _QUICK:
+        run()
+    else:
+        threading.Thread(target=run, name="aloader-unmap", daemon=True).start()

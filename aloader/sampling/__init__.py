@@ -1,0 +1,1 @@
+"""WHICH samples in which order. Pure: no asyncio, no processes, no clock."""

@@ -1,0 +1,62 @@
+"""What every stage does, as frozen snapshots and the counters they are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class EpochCounts:
+    """Counters of one epoch, added to as it goes."""
+
+    delivered: int = 0
+    failed: int = 0
+    lost: int = 0
+    nbytes: int = 0
+    fetch_seconds: float = 0.0
+    collate_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    user_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderStats:
+    """What a loader has done in its latest epoch, and holds now.
+
+    `wait_seconds` is what the consumer waited for batches and `user_seconds` what it did with them, both on the wall
+    clock. `fetch_seconds` and `collate_seconds` are sums over all tickets: of an async dataset many run at once, so
+    that they may exceed the wall clock many times over.
+    """
+
+    epoch: int
+    batches: int
+    errors: int
+    workers: int
+    workers_lost: int
+    payload_bytes: int
+    fetch_seconds: float
+    collate_seconds: float
+    wait_seconds: float
+    user_seconds: float
+    arena_bytes: int
+    leased_bytes: int
+    tickets_in_flight: int
+    batches_ready: int
+
+    @property
+    def wait_share(self) -> float:
+        """The part of the time that the consumer waited: near 0, the loader keeps up; near 1, it is the bottleneck."""
+        total = self.wait_seconds + self.user_seconds
+        return self.wait_seconds / total if total else 0.0
+
+    def __str__(self) -> str:
+        total = self.wait_seconds + self.user_seconds
+        return (
+            f"epoch {self.epoch}: {self.batches} batches, {self.payload_bytes / 1e6:.1f} MB in shared memory, "
+            f"{self.errors} errors, {self.workers_lost} workers lost\n"
+            f"  consumer: {total:.2f} s, of which it waited {self.wait_seconds:.2f} s ({self.wait_share:.0%}) for data\n"
+            f"  {self.workers} workers: fetched for {self.fetch_seconds:.2f} s and collated for "
+            f"{self.collate_seconds:.2f} s (sums over batches, which overlap)\n"
+            f"  now: {self.tickets_in_flight} batches under way, {self.batches_ready} ready, "
+            f"{self.arena_bytes / 1e6:.1f} MB of arena, {self.leased_bytes / 1e6:.1f} MB held by the program"
+        )

@@ -1,0 +1,199 @@
+"""A worker's workbench: its link, its memory and its job; from fetched samples to a message. No loop, no waiting.
+
+Both servers (`inline`, for ordinary datasets, and `concurrent`, for async ones) work at it: they differ only in how
+samples are fetched and how the answer to a request for memory is waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from torch.utils.data._utils import collate
+
+from aloader import options
+from aloader.channel.arena import Arena, Place
+from aloader.channel.faults import pack_fault
+from aloader.channel.job import Job
+from aloader.channel.link import Link
+from aloader.channel.messages import (
+    Batch,
+    EpochOver,
+    Failure,
+    Granted,
+    Message,
+    Need,
+    NewSegment,
+    Released,
+    Retire,
+    Start,
+    Stop,
+    Ticket,
+    Unmapped,
+)
+from aloader.channel.payload import Packed, address_of, pack
+from aloader.channel.status import Doing, StatusPage
+from aloader.worker.collation import collate_into, estimate
+from aloader.worker.fetch import Failed
+
+
+class Collated(NamedTuple):
+    """A batch in ordinary memory (or already in the arena), pickled, and what it still needs of the arena."""
+
+    packed: Packed
+    places: list[Place | None]  # of each out-of-band buffer; None where it must be copied
+    missing: int
+
+
+@dataclass(slots=True)
+class Clock:
+    """When a ticket's fetching began and ended."""
+
+    began: float
+    fetched: float = 0.0
+
+
+class Bench:
+    """See the top of this file. `broken` is why the job cannot be worked on; every ticket is answered with it."""
+
+    def __init__(self, link: Link, page: StatusPage, start: Start) -> None:
+        self.link = link
+        self.page = page
+        self.start = start
+        self.broken: BaseException | None = None
+        self.tickets: deque[Ticket] = deque()
+        self.grants: set[tuple[int, int]] = set()
+        self.stopped = False
+        self.epoch_over = -1
+        self.arena = Arena(self._announce, lambda number: link.send(Retire(number)))
+        collate_into(self.arena)
+        self._job: Job | None = None
+        self._by_default = False
+
+    @property
+    def job(self) -> Job:
+        """The job, once it is there."""
+        assert self._job is not None
+        return self._job
+
+    def take(self, job: Job) -> None:
+        """Work on this job from now on."""
+        self._job = job
+        self._by_default = job.collate_fn is collate.default_collate
+
+    # -- messages --------------------------------------------------------------------------------------------------
+
+    def receive(self, *, everything: bool = False) -> None:
+        """Take in what has arrived."""
+        for message in self.link.receive(everything=everything):
+            self._on_message(message)
+        if self.link.ended:
+            self.stopped = True
+
+    def _on_message(self, message: Message) -> None:
+        match message:
+            case Ticket():
+                self.tickets.append(message)
+            case Released(places):
+                for i in range(0, len(places), 2):
+                    self.arena.release(places[i], places[i + 1])
+            case Granted(_, epoch, seq):
+                self.grants.add((epoch, seq))
+            case Unmapped(segment):
+                self.arena.retired(segment)
+            case EpochOver(_, epoch):
+                self.epoch_over = epoch
+                self.tickets = deque(t for t in self.tickets if t.epoch > epoch)
+                self.arena.trim()
+            case Stop():
+                self.stopped = True
+            case _:
+                raise AssertionError(f"a worker got {message!r}")
+
+    def _announce(self, number: int, nbytes: int, fd: int) -> None:
+        self.link.send(NewSegment(number, nbytes), fd)
+
+    # -- from samples to a message ---------------------------------------------------------------------------------
+
+    def need_before(self, samples: Any) -> int:
+        """The bytes that collating these samples will take, where that can be known."""
+        if self._by_default or self.job.collate_fn is collate.default_convert:
+            return estimate(samples)
+        return 0
+
+    def collate(self, ticket: Ticket, samples: Any, need: int) -> Collated:
+        """Collate and pickle. Synchronous: nothing else of this worker runs in between."""
+        self.page.write(Doing.COLLATING, ticket.epoch, ticket.seq)
+        self.arena.begin(need)
+        packed = pack(self.job.collate_fn(samples))
+        places = [self.arena.lease(address_of(buffer), buffer.nbytes) for buffer in packed.buffers]
+        missing = sum(b.nbytes for b, place in zip(packed.buffers, places, strict=True) if place is None)
+        if len(packed.body) > options.BODY_BYTES:
+            missing += len(packed.body)
+        return Collated(packed, places, missing)
+
+    def send(self, ticket: Ticket, collated: Collated, clock: Clock) -> None:
+        """Copy what is not in the arena yet, and answer the ticket."""
+        packed, places, _ = collated
+        leaves = tuple(
+            self.arena.store(buffer) if place is None else place
+            for buffer, place in zip(packed.buffers, places, strict=True)
+        )
+        small = len(packed.body) <= options.BODY_BYTES
+        body = packed.body if small else self.arena.store(memoryview(packed.body))
+        now = time.perf_counter()
+        seconds = clock.fetched - clock.began, now - clock.fetched
+        self.link.send(Batch(ticket.dataset, ticket.epoch, ticket.seq, body, leaves, *seconds))
+
+    def ask(self, ticket: Ticket, nbytes: int) -> None:
+        """Ask for more memory than the ticket allowed."""
+        self.page.write(Doing.WAITING, ticket.epoch, ticket.seq)
+        self.link.send(Need(ticket.dataset, ticket.epoch, ticket.seq, nbytes))
+
+    def granted(self, ticket: Ticket) -> bool:
+        """Whether the answer is there (takes it), or no longer wanted."""
+        if ticket.epoch <= self.epoch_over or self.stopped:
+            return True
+        key = (ticket.epoch, ticket.seq)
+        if key in self.grants:
+            self.grants.discard(key)
+            return True
+        return False
+
+    def fail(self, ticket: Ticket, error: BaseException) -> None:
+        """Answer the ticket with an error."""
+        worker = f"DataLoader worker process {self.start.slot}"
+        if isinstance(error, Failed):
+            note = blame(ticket, error.position, self.start.auto_collation)
+            error = error.cause
+        else:
+            note = f"in batch {ticket.seq} (indices {_shortly(ticket.indices)})"
+        self.link.send(Failure(ticket.dataset, ticket.epoch, ticket.seq, pack_fault(error, worker, note)))
+
+
+def blame(ticket: Ticket, position: int, batched: bool) -> str:
+    """Which sample of a ticket it was, in words."""
+    if position < 0:
+        return f"while fetching samples {_shortly(ticket.indices)} of batch {ticket.seq} together"
+    index = ticket.indices[position] if batched else ticket.indices  # type: ignore[index]
+    return f"while fetching sample {_shortly(index)} of batch {ticket.seq}"
+
+
+_MOST: Final = 200
+
+
+def _shortly(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST else text[: _MOST - 1] + "…"
+
+
+def guarded(action: Callable[[], None]) -> BaseException | None:
+    """Run user code that must not end the process: what it raised, `SystemExit` included."""
+    try:
+        action()
+    except BaseException as error:
+        return error
+    return None

@@ -1,0 +1,167 @@
+"""The server for async datasets (and for ordinary ones in threads, if asked): many tickets at once, on a loop.
+
+One task per ticket, all in one group; samples of all of them share the worker's concurrency, the earliest first.
+Collating is one synchronous step. The dataset's `async with` is entered once, before the first ticket, and left at the
+end, on this loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from typing import Any
+
+from aloader.channel.messages import Ticket
+from aloader.channel.status import Doing
+from aloader.worker.bench import Bench, Clock
+from aloader.worker.fetch import Failed, Fetcher, parts
+from aloader.worker.inline import TurnsAsync
+
+
+async def enter(dataset: Any, stack: AsyncExitStack) -> None:
+    """Enter the `async with` of a dataset and of those inside it, innermost first."""
+    for part in reversed(list(parts(dataset))):
+        if hasattr(type(part), "__aenter__"):
+            await stack.enter_async_context(part)
+
+
+async def serve(bench: Bench, begun: TurnsAsync | None = None) -> None:
+    """Work until told to stop; `begun` is a ticket that the inline server could not finish."""
+    async with AsyncExitStack() as stack:
+        threads: Executor | None = None
+        if bench.start.threads:
+            threads = stack.enter_context(ThreadPoolExecutor(bench.start.concurrency, "aloader-fetch"))
+        if bench.broken is None:
+            try:
+                await enter(bench.job.dataset, stack)
+            except BaseException as error:
+                bench.broken = error
+        await _Server(bench, threads).run(begun)
+
+
+class _Server:
+    def __init__(self, bench: Bench, threads: Executor | None) -> None:
+        self._bench = bench
+        self._loop = asyncio.get_running_loop()
+        self._stopped = asyncio.Event()
+        self._tasks: dict[tuple[int, int], asyncio.Task[None]] = {}
+        self._grants: dict[tuple[int, int], asyncio.Future[None]] = {}
+        self._writing = False
+        dataset = bench.job.dataset if bench.broken is None else None
+        self._fetcher = Fetcher(dataset, bench.start.auto_collation, bench.start.concurrency, threads)
+
+    async def run(self, begun: TurnsAsync | None) -> None:
+        link = self._bench.link
+        self._loop.add_reader(link.fileno(), self._on_readable)
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                if begun is not None:
+                    self._begin(begun.ticket, Fetcher(_Returning(begun.fetched), True, self._bench.start.concurrency))
+                self._on_readable()
+                self._flush()
+                await self._stopped.wait()
+                for task in self._tasks.values():
+                    task.cancel()
+        finally:
+            self._loop.remove_reader(link.fileno())
+            self._loop.remove_writer(link.fileno())
+
+    # -- the link --------------------------------------------------------------------------------------------------
+
+    def _on_readable(self) -> None:
+        bench = self._bench
+        over = bench.epoch_over
+        bench.receive()
+        while bench.tickets:
+            self._begin(bench.tickets.popleft(), self._fetcher)
+        for key in bench.grants & self._grants.keys():
+            bench.grants.discard(key)
+            self._wake(key)
+        if bench.epoch_over != over:
+            for (epoch, _), task in list(self._tasks.items()):
+                if epoch <= bench.epoch_over:
+                    task.cancel()
+        if bench.stopped:
+            self._stopped.set()
+        self._flush()
+
+    def _flush(self) -> None:
+        """Write what fits now, and the rest when there is room."""
+        link = self._bench.link
+        pending = not link.flush() and not link.ended
+        if pending and not self._writing:
+            self._loop.add_writer(link.fileno(), self._flush)
+        elif not pending and self._writing:
+            self._loop.remove_writer(link.fileno())
+        self._writing = pending
+
+    def _wake(self, key: tuple[int, int]) -> None:
+        future = self._grants.pop(key)
+        if not future.done():
+            future.set_result(None)
+
+    # -- tickets ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, ticket: Ticket, fetcher: Fetcher) -> None:
+        key = (ticket.epoch, ticket.seq)
+        task = self._group.create_task(self._work(ticket, fetcher))
+        self._tasks[key] = task
+        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+
+    async def _work(self, ticket: Ticket, fetcher: Fetcher) -> None:
+        """Answer one ticket. Never raises but when it is cancelled: then nobody waits for the answer."""
+        try:
+            await self._answer(ticket, fetcher)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._bench.fail(ticket, error)
+        self._flush()
+        if not self._tasks:
+            self._bench.page.write(Doing.IDLE)
+
+    async def _answer(self, ticket: Ticket, fetcher: Fetcher) -> None:
+        bench = self._bench
+        if bench.broken is not None:
+            raise bench.broken
+        clock = Clock(time.perf_counter())
+
+        def note(position: int) -> None:
+            bench.page.write(Doing.FETCHING, ticket.epoch, ticket.seq, position)
+
+        samples = await fetcher.fetch(ticket.indices, note)
+        clock.fetched = time.perf_counter()
+        need = bench.need_before(samples)
+        if need > ticket.allowance:
+            await self._memory(ticket, need)
+        collated = bench.collate(ticket, samples, need)
+        del samples
+        if collated.missing + need > max(ticket.allowance, need):
+            await self._memory(ticket, collated.missing + need)
+        bench.send(ticket, collated, clock)
+
+    async def _memory(self, ticket: Ticket, nbytes: int) -> None:
+        key = (ticket.epoch, ticket.seq)
+        future = self._grants[key] = self._loop.create_future()
+        self._bench.ask(ticket, nbytes)
+        self._flush()
+        try:
+            await future
+        finally:
+            self._grants.pop(key, None)
+
+
+class _Returning:
+    """What the inline server had fetched, as a dataset: its awaitables are awaited like an async dataset's."""
+
+    def __init__(self, fetched: Any) -> None:
+        self._fetched = fetched
+
+    def __getitems__(self, indices: Any) -> Any:  # noqa: PLW3201
+        return self._fetched
+
+
+__all__ = ["Failed", "enter", "serve"]

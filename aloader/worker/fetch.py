@@ -1,0 +1,191 @@
+"""Samples out of a dataset: inline for an ordinary one, many at once for an async one.
+
+Whether a dataset is async is in the end decided by what comes back: an awaitable, also inside a list or tuple (torch's
+`Subset` without `__getitems__` below it returns a list of coroutines). `is_async` only says what can be seen before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Executor
+from contextvars import copy_context
+from typing import Any, Protocol
+
+
+class Note(Protocol):
+    """Told of each sample before it is fetched: its position in the ticket."""
+
+    def __call__(self, position: int, /) -> None: ...
+
+
+class Failed(Exception):  # noqa: N818
+    """A sample failed: its position in the ticket, or -1 where one call fetched them all. The cause is the user's."""
+
+    def __init__(self, position: int, cause: BaseException) -> None:
+        super().__init__(position)
+        self.position = position
+        self.cause = cause
+
+
+def parts(dataset: Any) -> Iterator[Any]:
+    """A dataset and those inside it, through torch's wrappers (`Subset`, `ConcatDataset`, `StackDataset`)."""
+    seen: set[int] = set()
+    todo = [dataset]
+    while todo:
+        one = todo.pop()
+        if id(one) in seen or isinstance(one, str | bytes | int | float | None):
+            continue
+        seen.add(id(one))
+        yield one
+        attributes = getattr(one, "__dict__", {})
+        inner = attributes.get("datasets", ())
+        if isinstance(inner, dict):
+            inner = inner.values()
+        todo.extend(x for x in (*_few(inner), attributes.get("dataset")) if hasattr(type(x), "__getitem__"))
+
+
+def _few(inner: Any) -> list[Any]:
+    return list(inner) if isinstance(inner, list | tuple) or type(inner).__name__ == "dict_values" else []
+
+
+def is_async(dataset: Any) -> bool:
+    """Whether a dataset shows that it is async: by a coroutine function or by `async with`."""
+    return any(
+        inspect.iscoroutinefunction(getattr(type(part), "__getitem__", None))
+        or inspect.iscoroutinefunction(getattr(type(part), "__getitems__", None))
+        or hasattr(type(part), "__aenter__")
+        for part in parts(dataset)
+    )
+
+
+def has_awaitables(fetched: Any) -> bool:
+    """Whether what a dataset returned has yet to be awaited."""
+    if type(fetched) is list or type(fetched) is tuple:
+        return any(inspect.isawaitable(item) for item in fetched)
+    return inspect.isawaitable(fetched)
+
+
+def fetch_inline(dataset: Any, indices: Any, batched: bool, note: Note) -> Any:
+    """What torch's fetcher does: the samples of a batch, or the one sample of an unbatched ticket.
+
+    Raises `Failed`. The result may hold awaitables.
+    """
+    position = -1
+    try:
+        if not batched:
+            position = 0
+            note(0)
+            return dataset[indices]
+        if getattr(dataset, "__getitems__", None):
+            note(-1)
+            return dataset.__getitems__(indices)
+        samples = []
+        for position, index in enumerate(indices):  # noqa: B007  (it is read in the handler)
+            note(position)
+            samples.append(dataset[index])
+        return samples
+    except BaseException as error:
+        raise Failed(position, error) from None
+
+
+class Fetcher:
+    """Fetches tickets of an async dataset, or of an ordinary one in threads, on the running loop.
+
+    At most `concurrency` samples are in flight at once over all tickets, the earliest asked for first.
+    """
+
+    def __init__(self, dataset: Any, batched: bool, concurrency: int, threads: Executor | None = None) -> None:
+        self._dataset = dataset
+        self._batched = batched
+        self._limit = concurrency
+        self._permits = asyncio.Semaphore(concurrency)
+        self._threads = threads
+
+    async def fetch(self, indices: Any, note: Note) -> Any:
+        """The samples of a ticket (the one sample, if unbatched), all awaited. Raises `Failed`."""
+        if not self._batched:
+            return await self._one(0, lambda: self._dataset[indices], note)
+        if getattr(self._dataset, "__getitems__", None):
+            return await self._many(indices, note)
+        return await _all(self._one(i, self._getter(index), note) for i, index in enumerate(indices))
+
+    def _getter(self, index: Any) -> Callable[[], Any]:
+        return lambda: self._dataset[index]
+
+    async def _one(self, position: int, get: Callable[[], Any], note: Note) -> Any:
+        async with self._permits:
+            note(position)
+            try:
+                return await _awaited(await self._call(get))
+            except BaseException as error:
+                raise _blamed(position, error) from None
+
+    async def _many(self, indices: Any, note: Note) -> Any:
+        """One call for all samples: the call itself holds one permit, and each awaitable in its result another."""
+        async with self._permits:
+            note(-1)
+            try:
+                fetched = await self._call(lambda: self._dataset.__getitems__(indices))
+                if inspect.isawaitable(fetched):
+                    fetched = await fetched
+            except BaseException as error:
+                raise _blamed(-1, error) from None
+        if not has_awaitables(fetched):
+            return fetched
+        return type(fetched)(await _all(self._one(i, _returning(x), note) for i, x in enumerate(fetched)))
+
+    async def _call(self, get: Callable[[], Any]) -> Any:
+        if self._threads is None:
+            return get()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, get)
+
+
+async def _awaited(value: Any) -> Any:
+    if inspect.isawaitable(value):
+        return await value
+    if has_awaitables(value):
+        return type(value)([await item if inspect.isawaitable(item) else item for item in value])
+    return value
+
+
+def _returning(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+def _blamed(position: int, error: BaseException) -> BaseException:
+    """A sample's error with its position. Our own cancellation passes; one that the user's code raised is its error."""
+    if isinstance(error, Failed | GeneratorExit):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            return error
+    return Failed(position, error)
+
+
+async def _all(coroutines: Iterator[Coroutine[Any, Any, Any]]) -> Sequence[Any]:
+    """Run them at once. The first failure cancels the others, and none outlives this call."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    if not tasks:
+        return []
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                task.result()  # the failure that comes first in the batch
+        return [task.result() for task in tasks]
+    finally:
+        await _cancel_all(tasks)
+
+
+async def _cancel_all(tasks: list[asyncio.Future[Any]]) -> None:
+    left = [task for task in tasks if not task.done()]
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # seen: no "exception was never retrieved"

@@ -1,0 +1,154 @@
+"""`num_workers=0` for ordinary datasets: inline for plain `for`, in one thread for `async for`.
+
+There is no look-ahead: the global random state is drawn from in torch's order, and a dataset sees one call at a time.
+The thread takes over what torch and Python keep per thread or task: context variables, grad and inference mode, the
+default device, autocast.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from contextvars import copy_context
+from typing import Any, Self
+
+import torch
+
+from aloader.channel.messages import Ticket
+from aloader.errors import LoaderBusy, LoaderClosed
+from aloader.worker.bench import blame
+from aloader.worker.fetch import Failed, fetch_inline, has_awaitables
+from aloader.worker.local import presentable
+
+_ASYNC_RESULT = (
+    "the dataset returned an awaitable, but does not show that it is async: make it `async def __getitem__` (or give it "
+    "`__aenter__`), and it is fetched with many samples at once"
+)
+
+
+class Maker:
+    """Makes batches one after the other; counts them."""
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], batched: bool, finish: Any = None) -> None:
+        self._dataset = dataset
+        self._collate_fn = collate_fn
+        self._batched = batched
+        self._finish = finish
+        self._seq = -1
+
+    def make(self, indices: Any) -> Any:
+        """The batch of these indices. Raises what the dataset raises, with a note that names the sample."""
+        self._seq += 1
+        ticket = Ticket(0, 0, self._seq, indices, 0)
+        try:
+            samples = fetch_inline(self._dataset, indices, self._batched, lambda position: None)
+        except Failed as failed:
+            raise presentable(failed.cause, blame(ticket, failed.position, self._batched)) from failed.cause.__cause__
+        if has_awaitables(samples):
+            _close_all(samples)
+            raise TypeError(_ASYNC_RESULT)
+        try:
+            batch = self._collate_fn(samples)
+        except StopIteration as error:
+            raise presentable(error, f"while collating batch {self._seq}") from error
+        return batch if self._finish is None else self._finish(batch)
+
+
+class InlineBatches:
+    """The iterator of plain `for`: everything happens in the caller's step."""
+
+    def __init__(self, indices: Iterator[Any], maker: Maker, owner: Any) -> None:
+        self._indices = indices
+        self._maker = maker
+        self._owner = owner
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        if self._owner.closed:
+            raise LoaderClosed("the loader has been closed; make a new one")
+        return self._maker.make(next(self._indices))
+
+    def __len__(self) -> int:
+        return len(self._owner._index_sampler)
+
+    def __getstate__(self) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} cannot be pickled")
+
+
+class ThreadedBatches:
+    """The iterator of `async for`: indices are drawn in the consumer's step, and the batch is made in a thread.
+
+    A batch that is being made when `__anext__` is cancelled is what the next call gives.
+    """
+
+    def __init__(self, indices: Iterator[Any], maker: Maker, thread: Executor, owner: Any) -> None:
+        self._indices = indices
+        self._maker = maker
+        self._thread = thread
+        self._owner = owner
+        self._pending: asyncio.Future[Any] | None = None
+        self._waiting = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._owner.closed:
+            raise LoaderClosed("the loader has been closed; make a new one")
+        if self._waiting:
+            raise LoaderBusy("two tasks wait in one iterator: each batch goes to one of them only; use an iterator each")
+        if self._pending is None:
+            try:
+                indices = next(self._indices)
+            except StopIteration:
+                raise StopAsyncIteration from None
+            make = _with_callers_state(lambda: self._maker.make(indices))
+            self._pending = asyncio.get_running_loop().run_in_executor(self._thread, copy_context().run, make)
+        self._waiting = True
+        try:
+            await asyncio.wait([self._pending])
+        finally:
+            self._waiting = False
+        pending, self._pending = self._pending, None
+        try:
+            return pending.result()
+        except Exception as error:
+            if "thread" in str(error):
+                error.add_note(
+                    "with num_workers=0, `async for` fetches in a thread of its own so that the event loop stays "
+                    "responsive; what is bound to the thread that made it must be made in __getitem__, or use plain `for`"
+                )
+            raise
+
+    async def aclose(self) -> None:
+        """Nothing of this iterator lives on: its thread is the loader's."""
+
+
+def _with_callers_state(make: Callable[[], Any]) -> Callable[[], Any]:
+    """`make` under the modes that torch keeps per thread, as they are here and now."""
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    device = torch.get_default_device()
+    autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+
+    def run() -> Any:
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(inference))
+            stack.enter_context(torch.set_grad_enabled(grad))
+            if device.type != "cpu":
+                stack.enter_context(device)
+            for kind, dtype in autocast:
+                stack.enter_context(torch.autocast(kind, dtype))
+            return make()
+
+    return run
+
+
+def _close_all(samples: Any) -> None:
+    for sample in samples if isinstance(samples, list | tuple) else [samples]:
+        close = getattr(sample, "close", None)
+        if close is not None:
+            close()

@@ -1,0 +1,75 @@
+"""The server for ordinary datasets: one ticket after the other, no event loop, no thread, no task.
+
+It runs outside any event loop on purpose: a dataset whose `__getitem__` calls `asyncio.run` works in torch's loader.
+If an awaitable comes back all the same, the rest is handed to the concurrent server.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from aloader.channel.messages import Ticket
+from aloader.channel.status import Doing
+from aloader.worker.bench import Bench, Clock
+from aloader.worker.fetch import fetch_inline, has_awaitables
+
+
+class TurnsAsync(Exception):  # noqa: N818
+    """The dataset returned awaitables: `ticket` has begun, and `fetched` is what is left of it."""
+
+    def __init__(self, ticket: Ticket, fetched: Any) -> None:
+        super().__init__()
+        self.ticket = ticket
+        self.fetched = fetched
+
+
+def serve(bench: Bench) -> None:
+    """Work until told to stop. Raises `TurnsAsync`."""
+    while True:
+        bench.receive()
+        while not bench.tickets and not bench.stopped:
+            bench.page.write(Doing.IDLE)
+            bench.link.flush()
+            bench.link.wait()
+            bench.receive()
+        if bench.stopped:
+            return
+        _work(bench, bench.tickets.popleft())
+        bench.link.flush()
+
+
+def _work(bench: Bench, ticket: Ticket) -> None:
+    try:
+        if bench.broken is not None:
+            raise bench.broken
+        clock = Clock(time.perf_counter())
+        bench.page.write(Doing.FETCHING, ticket.epoch, ticket.seq)
+        samples = fetch_inline(bench.job.dataset, ticket.indices, bench.start.auto_collation, bench.page.sample)
+        clock.fetched = time.perf_counter()
+        if has_awaitables(samples):
+            raise TurnsAsync(ticket, samples)
+        need = bench.need_before(samples)
+        if need > ticket.allowance and not _wait_for_memory(bench, ticket, need):
+            return
+        collated = bench.collate(ticket, samples, need)
+        if collated.missing + need > max(ticket.allowance, need) and not _wait_for_memory(
+            bench, ticket, collated.missing + need
+        ):
+            return
+        bench.send(ticket, collated, clock)
+    except TurnsAsync:
+        raise
+    except BaseException as error:
+        bench.fail(ticket, error)
+
+
+def _wait_for_memory(bench: Bench, ticket: Ticket, nbytes: int) -> bool:
+    """Wait for the grant. False if nobody wants the batch any more."""
+    bench.ask(ticket, nbytes)
+    bench.link.flush()
+    while not bench.granted(ticket):
+        bench.link.wait()
+        bench.receive()
+        bench.link.flush()
+    return not bench.stopped and ticket.epoch > bench.epoch_over

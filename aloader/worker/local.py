@@ -1,0 +1,244 @@
+"""`num_workers=0`: the same work in this process.
+
+For an async dataset, on the user's own loop with full look-ahead: a `LocalCrew` stands in for worker processes and says
+the same things to an epoch as they do, so order, window, memory and errors are decided in the same place. Collating
+runs in one helper thread. The dataset's `async with` is entered by one task, which also leaves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from typing import Any, Protocol
+
+from aloader.channel.messages import Granted, Ticket
+from aloader.channel.status import Doing, Status
+from aloader.worker.bench import blame
+from aloader.worker.collation import estimate
+from aloader.worker.concurrent import enter
+from aloader.worker.fetch import Failed, Fetcher
+
+
+class Hears(Protocol):
+    """Who is told: an epoch."""
+
+    number: int
+
+    def on_ready(self, worker: Any) -> None: ...
+    def on_batch(self, worker: Any, seq: int, nbytes: int, batch: Any, seconds: tuple[float, float]) -> None: ...
+    def on_failure(self, worker: Any, seq: int, fault: bytes | BaseException) -> None: ...
+    def on_need(self, worker: Any, seq: int, nbytes: int) -> None: ...
+
+
+class Made:
+    """A batch in ordinary memory."""
+
+    __slots__ = ("_batch",)
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+
+    def unpack(self) -> Any:
+        """The batch."""
+        return self._batch
+
+
+class LocalWorker:
+    """The one slot: what is sent to its link is begun as a task of the loop."""
+
+    slot = 0
+    generation = 0
+
+    def __init__(self, crew: LocalCrew) -> None:
+        self.pid = os.getpid()
+        self.link = self.page = self  # one object plays all three: nothing is sent and nothing is mapped
+        self._crew = crew
+        self._status = Status(Doing.IDLE, -1, -1, -1, 0.0)
+
+    def send(self, message: Ticket | Granted) -> None:
+        """As a link."""
+        if isinstance(message, Ticket):
+            self._crew.begin(message)
+        else:
+            self._crew.grant(message)
+
+    def read(self) -> Status:
+        """As a status page."""
+        return self._status
+
+    def write(self, doing: Doing, epoch: int = -1, seq: int = -1, position: int = -1) -> None:
+        """As a status page."""
+        self._status = Status(doing, epoch, seq, position, time.monotonic())
+
+
+class LocalCrew:
+    """See the top of this file. Made for a loader; works on one loop at a time."""
+
+    def __init__(self, who: Any, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
+        self.who = who
+        self.workers = {0: LocalWorker(self)}
+        self.when_gone: Callable[[], object] | None = None
+        self._dataset = dataset
+        self._collate_fn = collate_fn
+        self._listener: Hears | None = None
+        self._wake: Callable[[], None] = lambda: None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: dict[tuple[int, int], asyncio.Task[None]] = {}
+        self._grants: dict[tuple[int, int], asyncio.Future[None]] = {}
+        self._holder: asyncio.Task[None] | None = None
+        self._entered: asyncio.Future[None] | None = None
+        self._leave: asyncio.Event | None = None
+        self._thread = ThreadPoolExecutor(1, "aloader-collate")
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop that the dataset was entered on."""
+        return self._loop
+
+    # -- as a crew -------------------------------------------------------------------------------------------------
+
+    alive = 0
+
+    def attach(self, watcher: Any, listener: Hears) -> None:
+        """Work on the watcher's loop, and tell `listener`."""
+        self._listener, self._wake = listener, watcher.wake
+        if self._loop is not watcher.loop:
+            self._loop = watcher.loop
+            self._fetcher = Fetcher(self._dataset, self.who.auto_collation, self.who.concurrency)
+            self._entered = watcher.loop.create_future()
+            self._leave = asyncio.Event()
+            self._holder = watcher.loop.create_task(self._hold(self._entered, self._leave), name="aloader dataset")
+
+    def detach(self) -> None:
+        """Nobody listens any more."""
+        self._listener, self._wake = None, lambda: None
+
+    def launch(self, slot: int, generation: int) -> None:
+        """Never needed: the slot is always filled."""
+        raise AssertionError("there is no process to launch")
+
+    def read_all(self) -> None:
+        """Nothing lies in a socket."""
+
+    def flush(self) -> None:
+        """Nothing waits to be written."""
+
+    def epoch_over(self, epoch: int) -> None:
+        """Nobody looks at this epoch any more."""
+        for (number, _), task in list(self._tasks.items()):
+            if number <= epoch:
+                task.cancel()
+
+    def end(self, grace: float = 0.0) -> None:
+        """Cancel everything and let the dataset's `async with` be left, on its loop."""
+        loop = self._loop
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if loop is None or loop.is_closed():
+            return
+        for task in self._tasks.values():
+            task.cancel()
+        if self._leave is not None:
+            self._leave.set()
+
+    async def aclose(self) -> None:
+        """The same, and wait for it."""
+        tasks, holder = list(self._tasks.values()), self._holder
+        self.end()
+        if holder is not None and self._loop is asyncio.get_running_loop():
+            if tasks:
+                await asyncio.wait(tasks)
+            await asyncio.wait([holder])
+            if not holder.cancelled() and holder.exception() is not None:
+                await holder
+        self._loop = None
+
+    async def _hold(self, entered: asyncio.Future[None], leave: asyncio.Event) -> None:
+        async with AsyncExitStack() as stack:
+            try:
+                await enter(self._dataset, stack)
+            except Exception as error:
+                entered.set_exception(error)
+                entered.exception()  # every ticket raises it: it is seen
+                return
+            entered.set_result(None)
+            await leave.wait()
+
+    # -- tickets ---------------------------------------------------------------------------------------------------
+
+    def begin(self, ticket: Ticket) -> None:
+        """Work on a ticket from now on."""
+        assert self._loop is not None
+        key = (ticket.epoch, ticket.seq)
+        task = self._tasks[key] = self._loop.create_task(self._work(ticket), name=f"aloader batch {ticket.seq}")
+        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+
+    def grant(self, message: Granted) -> None:
+        """The ticket that asked may be collated."""
+        future = self._grants.pop((message.epoch, message.seq), None)
+        if future is not None and not future.done():
+            future.set_result(None)
+
+    async def _work(self, ticket: Ticket) -> None:
+        worker = self.workers[0]
+        try:
+            batch, nbytes, seconds = await self._make(ticket)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            if self._hears(ticket):
+                self._listener.on_failure(worker, ticket.seq, _with_note(ticket, error, self.who.auto_collation))  # type: ignore[union-attr]
+        else:
+            if self._hears(ticket):
+                self._listener.on_batch(worker, ticket.seq, nbytes, Made(batch), seconds)  # type: ignore[union-attr]
+        self._wake()
+
+    async def _make(self, ticket: Ticket) -> tuple[Any, int, tuple[float, float]]:
+        assert self._entered is not None
+        assert self._loop is not None
+        if not self._entered.done():
+            await asyncio.wait([self._entered])
+        self._entered.result()
+        page = self.workers[0]
+        began = time.perf_counter()
+        samples = await self._fetcher.fetch(
+            ticket.indices, lambda position: page.write(Doing.FETCHING, ticket.epoch, ticket.seq, position)
+        )
+        nbytes = estimate(samples) if self.who.auto_collation else 0
+        if nbytes > ticket.allowance:
+            await self._memory(ticket, nbytes)
+        fetched = time.perf_counter()
+        batch = await self._loop.run_in_executor(self._thread, self._collate_fn, samples)
+        return batch, nbytes, (fetched - began, time.perf_counter() - fetched)
+
+    async def _memory(self, ticket: Ticket, nbytes: int) -> None:
+        assert self._loop is not None
+        future = self._grants[ticket.epoch, ticket.seq] = self._loop.create_future()
+        if self._hears(ticket):
+            self._listener.on_need(self.workers[0], ticket.seq, nbytes)  # type: ignore[union-attr]
+        await future
+
+    def _hears(self, ticket: Ticket) -> bool:
+        return self._listener is not None and self._listener.number == ticket.epoch
+
+
+def _with_note(ticket: Ticket, error: BaseException, batched: bool) -> BaseException:
+    """The user's own exception, with a note that names the sample. What would end the program or the epoch is wrapped."""
+    note = f"in batch {ticket.seq}"
+    if isinstance(error, Failed):
+        note, error = blame(ticket, error.position, batched), error.cause
+    return presentable(error, note)
+
+
+def presentable(error: BaseException, note: str) -> BaseException:
+    """An error of user code as it may be raised from an iterator: `StopIteration` would end the epoch in silence."""
+    if isinstance(error, StopIteration | StopAsyncIteration):
+        wrapped = RuntimeError(f"the dataset raised {type(error).__name__} {note}")
+        wrapped.__cause__ = error
+        return wrapped
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+    return error

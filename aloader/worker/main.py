@@ -1,0 +1,104 @@
+"""A worker process from its first message to its exit, however it was started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data._utils import collate
+
+from aloader import options
+from aloader.channel import context
+from aloader.channel.job import Job
+from aloader.channel.link import Link
+from aloader.channel.messages import Ready, Start
+from aloader.channel.status import Doing, StatusPage, adopt
+from aloader.worker import concurrent, inline, seeds
+from aloader.worker.bench import Bench, guarded
+from aloader.worker.fetch import is_async
+
+try:
+    from uvloop import new_event_loop
+except ImportError:
+    from asyncio import new_event_loop  # type: ignore[assignment]
+
+
+def run(end: socket.socket, status: int, load: Callable[[], Job], *, carried: bool) -> None:
+    """Serve the parent at the other side of `end` until it says stop or goes away.
+
+    `load` gives the job. `carried`: this process is no fork of the parent's, so the context is taken over.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    os.nice(options.WORKER_NICENESS)
+    torch.set_num_threads(1)
+    link, page = Link(end), adopt(status)
+    os.register_at_fork(after_in_child=link.close)  # a process of the user's must not keep the link open
+    start = _first_message(link)
+    if start is None:
+        return
+    bench = Bench(link, page, start)
+    bench.broken = guarded(lambda: _set_up(bench, load, carried))
+    page.write(Doing.IDLE)
+    link.send(Ready(os.getpid()))
+    _serve(bench)
+    link.flush()
+
+
+def _first_message(link: Link) -> Start | None:
+    while not link.ended:
+        link.wait()
+        for message in link.receive():
+            assert isinstance(message, Start), f"the first message was {message!r}"
+            return message
+    return None
+
+
+def _set_up(bench: Bench, load: Callable[[], Job], carried: bool) -> None:
+    start = bench.start
+    if carried:
+        context.apply(start.context)
+    job = load()
+    seeds.become(start.slot, start.num_workers, start.base_seed, job.dataset)
+    if carried:
+        adopt_main_classes()
+        collate.default_collate_fn_map.update(job.collate_entries)
+    if job.worker_init_fn is not None:
+        job.worker_init_fn(start.slot)
+    bench.take(job)
+
+
+def _serve(bench: Bench) -> None:
+    """Inline for ordinary datasets, on a loop for async ones and threads."""
+    begun: inline.TurnsAsync | None = None
+    if bench.broken is not None or not (bench.start.threads or is_async(bench.job.dataset)):
+        try:
+            inline.serve(bench)
+            return
+        except inline.TurnsAsync as turn:
+            begun = turn
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(concurrent.serve(bench, begun))
+
+
+def adopt_main_classes() -> None:
+    """Put the classes that were carried by value where their name says they are.
+
+    An instance of a class of the user's script then pickles by reference here, and comes back as the parent's own class.
+    """
+    from cloudpickle import cloudpickle
+
+    main: Any = sys.modules["__main__"]
+    for cls in list(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS):
+        if cls.__module__ == "__main__" and cls.__qualname__.isidentifier():
+            setattr(main, cls.__name__, cls)
+
+
+def open_page(status: int) -> StatusPage:
+    """The page behind a descriptor that is passed on (for starters other than the template)."""
+    return adopt(status)
