@@ -101,6 +101,9 @@ def _check_nothing_waits_in_vain(work: Work) -> None:
         lowest = min(waiting, key=lambda ticket: ticket.seq)
         assert not work.memory.fits(lowest, work.memory.wanted(lowest)), "a ticket waits for memory that is free"
         assert not work.goes_ahead(lowest), "the ticket that everybody waits for waits for memory"
+    for ticket in waiting:
+        front = ticket.slot is not None or (ticket.lane.queue[0] == ticket.seq and ticket.lane.taker() is not None)
+        assert front, "a ticket waits for memory that it could not use"
     for lane in work.cycle:
         if lane.queue and lane.taker() is not None:
             assert work.tickets[lane.queue[0]].wants is not None, "a ticket waits although a slot could take it"

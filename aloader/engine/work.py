@@ -86,26 +86,17 @@ class Work:
         """Let waiting tickets have their memory, lowest first, until one may not."""
         memory = self.memory
         while memory.waiting:
-            ticket = self._waiting(memory.waiting[0])
-            if ticket is not None:
-                wants = memory.wanted(ticket)
-                if not memory.fits(ticket, wants) and not self.goes_ahead(ticket):
-                    return
-                ticket.wants = None
-                memory.reserve(ticket, wants)
+            ticket = self.tickets.get(memory.waiting[0])
+            if ticket is None or ticket.wants is None:
+                heappop(memory.waiting)
+                continue
+            wants = memory.wanted(ticket)
+            if not memory.fits(ticket, wants) and not self.goes_ahead(ticket):
+                return
             heappop(memory.waiting)
-            if ticket is not None:
-                self._give(ticket, commands)
-
-    def _waiting(self, seq: int) -> Ticket | None:
-        """The ticket that waits for memory under `seq`, unless it has gone or could not use it any more."""
-        ticket = self.tickets.get(seq)
-        if ticket is None or ticket.wants is None:
-            return None
-        if ticket.slot is None and (ticket.lane.queue[0] != seq or ticket.lane.taker() is None):
-            ticket.wants = None  # a worker was lost: it asks again when there is another
-            return None
-        return ticket
+            ticket.wants = None
+            memory.reserve(ticket, wants)
+            self._give(ticket, commands)
 
     def _give(self, ticket: Ticket, commands: list[Command]) -> None:
         """Its memory is reserved: tell its worker, or find it one."""
@@ -142,6 +133,9 @@ class Work:
 
     def take_back(self, slot: Slot, running: int | None) -> Ticket | None:
         """Queue again what a lost worker held, without its memory; but what it was running is returned instead."""
+        queue = slot.lane.queue
+        if queue:
+            self.tickets[queue[0]].wants = None  # it may not be the front any more, nor its lane have a taker
         held, slot.held = slot.held, {}
         slot.ready = False
         slot.lane.update(slot)
@@ -152,7 +146,7 @@ class Work:
             ticket.slot = None
             self.memory.reserve(ticket, 0)
             if seq != running:
-                heappush(slot.lane.queue, seq)
+                heappush(queue, seq)
         blamed = held.get(running) if running is not None else None
         if blamed is not None:
             del self.tickets[blamed.seq]

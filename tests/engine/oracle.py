@@ -1,0 +1,314 @@
+"""What the dispatcher must do, said a second time and slowly: sets, sums and minima over all tickets after every event.
+
+It shares no code with `aloader.engine` but the events and commands, and looks at nothing inside. `Oracle.follow` takes
+an event and what the dispatcher answered: it applies the event, checks and applies each command where it stands, and
+then checks that no command is missing. A ticket's whole story is one `Fate`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from aloader.engine import (
+    Assign,
+    BatchArrived,
+    Closed,
+    Command,
+    Consumed,
+    Deliver,
+    Discard,
+    DispatcherConfig,
+    Draw,
+    Drawn,
+    Event,
+    Exhausted,
+    Finish,
+    Grant,
+    NeedMemory,
+    Opened,
+    Raise,
+    Restart,
+    TicketFailed,
+    WorkerLost,
+    WorkerReady,
+)
+
+
+@dataclass
+class Fate:
+    """One ticket: `home` is its slot by the round robin (in order), `slot` who holds it."""
+
+    seq: int
+    indices: object
+    home: int | None
+    state: str = "queued"  # held, landed, out, consumed
+    slot: int | None = None
+    asked: int | None = None  # bytes its worker waits for
+    reserved: int = 0
+    excess: int = 0  # bytes by which its batch was larger than reserved
+    ahead: bool = False  # it was allowed to exceed the limit
+    outcome: Deliver | Raise | None = None
+
+
+@dataclass
+class Place:
+    """One slot."""
+
+    generation: int = 0
+    ready: bool = False
+    ended: bool = False
+
+
+@dataclass
+class Oracle:
+    config: DispatcherConfig
+    fates: list[Fate] = field(default_factory=list)
+    pending: int = 0  # draws not answered
+    drawing: bool = False
+    last_home: int = -1
+    latest: int | None = None  # bytes of the latest batch
+    loss: object = None
+    restarts: int = 0
+    finished: bool = False
+    closed: bool = False
+    owed: list[Command] = field(default_factory=list)  # commands that the event itself calls for
+
+    def __post_init__(self) -> None:
+        self.places = [Place() for _ in range(self.config.slots)]
+
+    # -- views ------------------------------------------------------------------------------------------------------
+
+    def those(self, state: str) -> list[Fate]:
+        return [fate for fate in self.fates if fate.state == state]
+
+    def held_by(self, slot: int) -> list[Fate]:
+        return [fate for fate in self.those("held") if fate.slot == slot]
+
+    def takers(self) -> list[int]:
+        return [s for s, place in enumerate(self.places) if place.ready and len(self.held_by(s)) < self.config.credit]
+
+    def live(self) -> list[int]:
+        return [slot for slot, place in enumerate(self.places) if not place.ended]
+
+    def next_out(self) -> int:
+        return min((fate.seq for fate in self.fates if fate.state in ("queued", "held", "landed")), default=-1)
+
+    def window(self) -> int:
+        few = min(self.config.wide_window_bytes, self.config.memory_limit // 4)
+        small = self.latest is not None and self.latest * self.config.window <= few
+        return self.config.window if small else self.config.narrow_window
+
+    def outstanding(self) -> int:
+        return self.pending + sum(fate.state != "consumed" for fate in self.fates)
+
+    def allowance(self) -> int:
+        return self.config.first_allowance if self.latest is None else self.latest
+
+    def reserved(self) -> int:
+        return sum(fate.reserved for fate in self.fates)
+
+    def requests(self) -> dict[int, int]:
+        """Who could go on if there were memory, and how many bytes each would have then."""
+        wanted = {fate.seq: fate.asked for fate in self.those("held") if fate.asked is not None}
+        takers, queued = self.takers(), self.those("queued")
+        if self.config.in_order:
+            fronts = [min((f.seq for f in queued if f.home == slot), default=None) for slot in takers]
+        else:
+            fronts = [min((f.seq for f in queued), default=None)] if takers else []
+        return wanted | {seq: self.allowance() for seq in fronts if seq is not None}
+
+    def fits(self, seq: int, nbytes: int) -> bool:
+        return self.reserved() - self.fates[seq].reserved + nbytes <= self.config.memory_limit
+
+    def may_exceed(self, seq: int) -> bool:
+        if self.those("out"):
+            return False
+        if self.config.in_order:
+            return seq == self.next_out()
+        return all(fate.asked is not None for fate in self.those("held"))
+
+    # -- one event --------------------------------------------------------------------------------------------------
+
+    def follow(self, event: Event, commands: list[Command]) -> None:
+        self.owed = []
+        self._apply(event)
+        if self.drawing and (missing := self.window() - self.outstanding()) > 0:
+            self.owed.append(Draw(missing))
+        for command in commands:
+            self._check(command)
+        assert not self.owed, f"still owed: {self.owed}"
+        self._check_nothing_forgotten()
+        self._check_bounds()
+
+    def _apply(self, event: Event) -> None:
+        match event:
+            case Opened():
+                self.drawing = True
+            case Drawn(indices):
+                self._drawn(indices)
+            case Exhausted():
+                self.pending, self.drawing = 0, False
+            case WorkerReady(slot, generation):
+                if self._is_current(slot, generation):
+                    self.places[slot].ready = True
+            case NeedMemory(slot, generation, seq, nbytes):
+                if fate := self._held(slot, generation, seq):
+                    fate.asked = nbytes
+            case BatchArrived():
+                self._arrived(event)
+            case TicketFailed(slot, generation, seq, error):
+                if fate := self._held(slot, generation, seq):
+                    self._fail(fate, error)
+            case WorkerLost(slot, generation, running, error):
+                if self._is_current(slot, generation):
+                    self._lost(slot, running, error)
+            case Consumed(seq):
+                assert self.fates[seq].state == "out"
+                self.fates[seq].state = "consumed"
+                self.fates[seq].reserved = self.fates[seq].excess = 0
+            case Closed():
+                self._close()
+
+    def _is_current(self, slot: int, generation: int) -> bool:
+        place = self.places[slot]
+        return not self.closed and not place.ended and place.generation == generation
+
+    def _held(self, slot: int, generation: int, seq: int) -> Fate | None:
+        here = self.held_by(slot) if self._is_current(slot, generation) else []
+        return next((fate for fate in here if fate.seq == seq), None)
+
+    def _drawn(self, indices: object) -> None:
+        if self.closed:
+            return
+        self.pending -= 1
+        home = None
+        if self.config.in_order and self.live():
+            after = [slot for slot in self.live() if slot > self.last_home]
+            home = self.last_home = min(after or self.live())
+        self.fates.append(Fate(len(self.fates), indices, home))
+        if not self.live():
+            self._fail(self.fates[-1], self.loss)
+            self.drawing = False
+
+    def _arrived(self, event: BatchArrived) -> None:
+        fate = self._held(event.slot, event.generation, event.seq)
+        if fate is None:
+            self.owed.append(Discard(event.batch))
+            return
+        fate.state, fate.slot, fate.asked = "landed", None, None
+        fate.excess = max(0, event.nbytes - fate.reserved)
+        fate.reserved = self.latest = event.nbytes
+        fate.outcome = Deliver(event.seq, event.batch)
+
+    def _fail(self, fate: Fate, error: object) -> None:
+        fate.state, fate.slot, fate.asked, fate.reserved, fate.ahead = "landed", None, None, 0, False
+        fate.outcome = Raise(fate.seq, error)
+
+    def _lost(self, slot: int, running: int | None, error: object) -> None:
+        self.loss = error
+        for fate in self.held_by(slot):
+            fate.state, fate.slot, fate.asked, fate.reserved, fate.ahead = "queued", None, None, 0, False
+            if fate.seq == running:
+                self._fail(fate, error)
+        place = self.places[slot]
+        place.ready = False
+        if self.restarts < self.config.max_restarts:
+            self.restarts += 1
+            place.generation += 1
+            self.owed.append(Restart(slot, place.generation))
+            return
+        place.ended = True
+        for fate in self.those("queued"):
+            if not self.live() or (self.config.in_order and fate.home == slot):
+                self._fail(fate, error)
+                self.drawing = self.drawing and bool(self.live())
+
+    def _close(self) -> None:
+        if self.closed:
+            return
+        self.closed, self.drawing, self.pending = True, False, 0
+        for fate in self.fates:
+            if fate.state == "landed" and isinstance(fate.outcome, Deliver):
+                self.owed.append(Discard(fate.outcome.batch))
+            if fate.state != "out":
+                fate.state, fate.asked, fate.reserved, fate.excess, fate.ahead = "consumed", None, 0, 0, False
+
+    # -- its answer -------------------------------------------------------------------------------------------------
+
+    def _check(self, command: Command) -> None:
+        match command:
+            case Draw() | Discard() | Restart():
+                assert command in self.owed, f"{command} was not called for: {self.owed}"
+                self.owed.remove(command)
+                self.pending += command.count if isinstance(command, Draw) else 0
+            case Assign():
+                self._check_assign(command)
+            case Grant():
+                self._check_grant(command)
+            case Deliver(seq) | Raise(seq):
+                fate = self.fates[seq]
+                assert fate.state == "landed"
+                assert command == fate.outcome
+                assert not self.config.in_order or seq == self.next_out(), "out of order"
+                fate.state = "out"
+            case Finish():
+                assert self._is_complete()
+                assert not self.finished
+                self.finished = True
+
+    def _check_assign(self, command: Assign) -> None:
+        fate, wanted = self.fates[command.seq], self.requests()
+        assert fate.state == "queued"
+        assert self._is_current(command.slot, command.generation)
+        assert command.slot in self.takers(), "the slot is not ready or has no credit"
+        assert (command.indices, command.allowance) == (fate.indices, self.allowance())
+        if self.config.in_order:
+            assert command.slot == fate.home, "not its slot by the round robin"
+        else:
+            fewest = min(len(self.held_by(slot)) for slot in self.takers())
+            assert len(self.held_by(command.slot)) == fewest, "another slot holds fewer"
+        self._check_turn(command.seq, wanted)
+        fate.state, fate.slot, fate.reserved = "held", command.slot, command.allowance
+
+    def _check_grant(self, command: Grant) -> None:
+        fate = self.fates[command.seq]
+        assert fate is self._held(command.slot, command.generation, command.seq)
+        assert fate.asked is not None, "nobody asked"
+        if fate.asked > fate.reserved:
+            self._check_turn(command.seq, self.requests())
+            fate.reserved = fate.asked
+        fate.asked = None
+
+    def _check_turn(self, seq: int, wanted: dict[int, int]) -> None:
+        assert seq == min(wanted), f"{seq} gets memory before {min(wanted)}"
+        if not self.fits(seq, wanted[seq]):
+            assert self.may_exceed(seq), "beyond the limit"
+            self.fates[seq].ahead = True
+
+    # -- between two events -----------------------------------------------------------------------------------------
+
+    def _is_complete(self) -> bool:
+        begun = bool(self.fates) or self.pending == 0
+        return begun and not self.closed and not self.drawing and self.outstanding() == 0
+
+    def _check_nothing_forgotten(self) -> None:
+        landed = self.those("landed")
+        if self.config.in_order:
+            assert self.next_out() not in [fate.seq for fate in landed], "its turn has come"
+        else:
+            assert not landed, "it should have left on arrival"
+        if wanted := self.requests():
+            lowest = min(wanted)
+            assert not self.fits(lowest, wanted[lowest]), f"{lowest} waits, and there is memory"
+            assert not self.may_exceed(lowest), f"{lowest} waits, and all wait for it"
+        for fate in self.those("held"):
+            assert fate.asked is None or fate.asked > fate.reserved, "what it asks for it has"
+
+    def _check_bounds(self) -> None:
+        for slot in range(self.config.slots):
+            assert len(self.held_by(slot)) <= self.config.credit
+        assert self.outstanding() <= self.config.window
+        within = sum(fate.reserved - fate.excess for fate in self.fates if not fate.ahead)
+        assert within <= self.config.memory_limit
+        ahead = [fate for fate in self.fates if fate.ahead and fate.state != "consumed"]
+        assert not self.config.in_order or len(ahead) <= 1, "only one may exceed the limit"
