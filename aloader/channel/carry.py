@@ -68,6 +68,8 @@ def carry(obj: object, name: str | Sequence[str] | None = None, share: Share | N
     kind = functools.partial(_Carrier, share=share, by_value=by_value)
     try:
         body, buffers = dump(kind, obj, OUTSIDE_BYTES)
+    except MemoryError:
+        raise
     except Exception as error:
         called: Any = name or getattr(obj, "_fields", "dataset")
         raise failed(error, obj, called, kind) from error

@@ -14,6 +14,7 @@ What would end the user's program or cut his epoch short if it were raised where
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import sys
 import traceback
@@ -32,7 +33,11 @@ PART_BYTES = 64 * KIB
 TEXT_CHARS = 64 * KIB
 REPR_CHARS = KIB
 
-_NEVER_RAISED_AGAIN = (StopIteration, StopAsyncIteration)
+# Some of these are no `Exception`, but a class may derive from one of them and from `Exception` too.
+_NEVER_RAISED_AGAIN = (
+    *(StopIteration, StopAsyncIteration, GeneratorExit),
+    *(SystemExit, KeyboardInterrupt, asyncio.CancelledError),
+)
 
 # -- in the worker ---------------------------------------------------------------------------------------------------
 

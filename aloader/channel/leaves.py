@@ -38,7 +38,9 @@ _OTHER_NAMES: Final = [
 ]
 _DTYPES: Final[list[Any]] = [getattr(torch, name, None) for name in _SHARED_NAMES + _OTHER_NAMES]
 _TWINS: Final[list[Any]] = [np.dtype(name) for name in _SHARED_NAMES] + [None] * len(_OTHER_NAMES)
-#: The place of each dtype in it.
+#: The first place of those that numpy lacks.
+BEYOND_NUMPY: Final = len(_SHARED_NAMES)
+#: The place of each dtype in the list.
 CODES: Final[dict[torch.dtype, int]] = {dtype: code for code, dtype in enumerate(_DTYPES) if dtype is not None}
 
 # Borders of torch and pickle, which mypy sees as nothing or as too narrow.
@@ -103,6 +105,8 @@ def reduce_memory(tensor: torch.Tensor) -> Rule:
     data = tensor.detach()
     if data.is_conj() or data.is_neg():
         data = data.resolve_conj().resolve_neg()
+    if data.is_contiguous() and data.ndim and data.numel():
+        return tensor_on, (_Buffer(data.view(torch.uint8).numpy()), code_of(data.dtype), tuple(data.shape))
     low, high = span(data)
     if high - low > data.numel() * data.element_size():  # gaps: what lies in them must not travel
         data = data.contiguous()

@@ -18,7 +18,10 @@ def explain(root: object, name: str | Sequence[str], write: Callable[[object], o
 
     `name` is what the root is called; several names are those of its items.
     """
-    path, part = find(root, name, write)
+    try:
+        path, part = find(root, name, write)
+    except Exception:  # objects of users' classes are asked for their parts, and may answer anything
+        path, part = name if isinstance(name, str) else ", ".join(name), root
     return f"{path}: {type_name(type(part))}"
 
 

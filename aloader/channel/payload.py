@@ -36,6 +36,7 @@ _Tensor = torch.Tensor
 _Array = np.ndarray
 _Buffer: Any = pickle.PickleBuffer
 _CODES = leaves.CODES
+_BEYOND_NUMPY = leaves.BEYOND_NUMPY
 _STORAGES = (torch.UntypedStorage, torch.storage.TypedStorage)
 
 
@@ -59,11 +60,15 @@ def pack(batch: object) -> Packed:
     """
     try:
         return dump(Plain, batch, options.LEASE_BYTES)
-    except (RefusedError, MemoryError) as error:
+    except MemoryError:
+        raise
+    except RefusedError as error:
         failure: Exception = error
     except Exception:
-        try:  # lambdas, local classes: five times slower, so only where needed
+        try:  # lambdas, local classes: several times slower, so only where needed
             return dump(Cloud, batch, options.LEASE_BYTES)
+        except MemoryError:
+            raise
         except Exception as error:
             failure = error
     raise failed(failure, batch, "batch", Cloud) from failure
@@ -90,8 +95,6 @@ def address_of(view: memoryview) -> int:
 
 def failed(failure: Exception, root: object, name: str | Sequence[str], kind: Any) -> Exception:
     """The error to raise: what and where it is, in the caller's words."""
-    if isinstance(failure, MemoryError):
-        return failure
     where = explain(root, name, lambda part: dump(kind, part, 0))
     if isinstance(failure, RefusedError):
         return RuntimeError(f"{where}: {failure}")
@@ -126,16 +129,17 @@ class Reducers:
     def _tensor(self, tensor: torch.Tensor) -> Any:
         if self.runs and (rule := self._part(tensor)):
             return rule
-        try:  # one call that refuses everything out of the common: grad, conj, sparse, devices, dtypes numpy lacks
+        code = _CODES.get(tensor.dtype, _BEYOND_NUMPY)
+        if code >= _BEYOND_NUMPY or tensor.requires_grad:
+            return self._uncommon(tensor)
+        try:  # one call that refuses everything else out of the common: conj, sparse, other devices
             array = tensor.numpy()
         except (TypeError, RuntimeError):
-            array = None
-        if array is None or not array.flags.c_contiguous or not array.size or tensor.__dict__:
             return self._uncommon(tensor)
-        address = tensor.data_ptr()
-        if tensor.storage_offset() or self.seen.setdefault(address, tensor) is not tensor:
-            self._note(tensor)
-        return tensor_on, (bytearray(array) if array.nbytes < 2048 else _Buffer(array), _CODES[tensor.dtype], array.shape)
+        if not array.flags.c_contiguous or not array.size or tensor.__dict__:
+            return self._uncommon(tensor)
+        self._note(tensor)
+        return tensor_on, (_Buffer(array), code, array.shape)
 
     def _uncommon(self, tensor: torch.Tensor) -> Any:
         if not leaves.lies_in_memory(tensor):
@@ -154,8 +158,11 @@ class Reducers:
         """The rule for a tensor in a run, or None. The run's own bytes are a tensor too: the memo writes it once."""
         if not leaves.lies_in_memory(tensor) or not tensor.numel() or tensor.is_conj() or tensor.is_neg():
             return None
+        runs = self.runs.get(origin(tensor))
+        if runs is None:
+            return None
         low, high = span(tensor)
-        for run in self.runs.get(origin(tensor), ()):
+        for run in runs:
             if run.low <= low and high <= run.high and run.base is not tensor:
                 offset = (low - run.low) // tensor.element_size()
                 what = (run.base, code_of(tensor.dtype), offset, tuple(tensor.shape), tensor.stride())
@@ -233,20 +240,18 @@ def _runs_of(again: dict[int, list[torch.Tensor]]) -> dict[int, list[_Run]]:
 
 def _runs_in(tensors: list[torch.Tensor]) -> Iterator[_Run]:
     """The runs of one storage. A run that is longer than its tensors' sizes together is cheaper to send in pieces."""
-    members: list[torch.Tensor] = []
-    begin = end = 0
-    for tensor in sorted(tensors, key=span):
-        low, high = span(tensor)
-        if members and low > end:
-            yield from _run_of(members, begin, end)
-            members = []
-        begin, end = (min(begin, low), max(end, high)) if members else (low, high)
-        members.append(tensor)
-    yield from _run_of(members, begin, end)
-
-
-def _run_of(members: list[torch.Tensor], begin: int, end: int) -> Iterator[_Run]:
-    if len(members) > 1 and end - begin <= sum(tensor.nbytes for tensor in members):
-        begin = begin // 16 * 16  # so that every dtype's elements begin at a whole offset
-        widest = max(members, key=lambda tensor: span(tensor)[1])  # storages of one address may end in different places
-        yield _Run(begin, end, leaves.raw_bytes(widest.untyped_storage(), begin, end))
+    spans = sorted((*span(tensor), place) for place, tensor in enumerate(tensors))
+    begin = 0
+    while begin < len(spans):
+        low, high, widest = spans[begin]
+        nbytes, end = 0, begin
+        while end < len(spans) and spans[end][0] <= high:
+            if spans[end][1] > high:
+                _, high, widest = spans[end]
+            nbytes += tensors[spans[end][2]].nbytes
+            end += 1
+        if end - begin > 1 and high - low <= nbytes:
+            low = low // 16 * 16  # so that every dtype's elements begin at a whole offset
+            # The widest one's, since storages that begin at one address may end at different ones.
+            yield _Run(low, high, leaves.raw_bytes(tensors[widest].untyped_storage(), low, high))
+        begin = end

@@ -97,6 +97,10 @@ class Frozen(Exception):
     b: str
 
 
+class CancelledToo(asyncio.CancelledError, Exception):
+    pass
+
+
 class Shouting(KeyError):
     def add_note(self, note: str) -> None:
         raise RuntimeError("no notes please")
@@ -234,6 +238,7 @@ class TestWhatIsNeverRaisedAgain:
             GeneratorExit(),
             asyncio.CancelledError(),
             StopIteration(4),
+            CancelledToo(),
             StopAsyncIteration(),
             BaseExceptionGroup("b", [SystemExit(1)]),
         ],

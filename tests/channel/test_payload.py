@@ -507,6 +507,14 @@ class TestWhatCannotBePickled:
         with pytest.raises(TypeError, match=r"^batch\[2\]: _thread.lock"):
             pack(batch)
 
+    def test_also_when_its_parts_cannot_be_asked_for(self) -> None:
+        class Odd(dict[str, int]):
+            def items(self) -> Any:
+                raise ValueError("no items")
+
+        with pytest.raises(TypeError, match=r"cannot be pickled, .*: no items"):
+            pack([Odd(a=1)])
+
     def test_lack_of_memory_is_no_fault_of_the_batch(self) -> None:
         class Hungry:
             def __reduce__(self) -> Any:
