@@ -7,11 +7,11 @@ its own and in rounds that alternate:
 
 - *idle*: nothing. What the machine and asyncio's timer do by themselves;
 - *paced*: batches of 38 MB (64×3×224×224 float32) from 2 workers, read and checked, at about 1 GB/s;
-- *paced, no loader*: processes that copy as much, at the workers' priority, and a consumer that checks as often a batch
-  that it already has. What is left of the lag when the loader is taken away and the load is not;
 - *greedy*: as fast as they come, by a consumer that awaits nothing but the loader;
-- *greedy, no loader*: the same load again, at the rate that *greedy* reached;
-- *torch in a thread*: what asyncio programs do today, `await asyncio.to_thread(next, iterator)`, paced.
+- *torch in a thread*: what asyncio programs do today, `await asyncio.to_thread(next, iterator)`, paced;
+- *… without*, after each of them: as many processes, which copy memory and use as much CPU as all that was not in the
+  main process, at the priority of aloader's workers; and a consumer that checks as often a batch that it already has.
+  So much of the lag is left when the loader is taken away and the load is not.
 
 Then a whole life, from before construction to after `aclose()`: 10 million indices, shuffled, 500 MB of numpy in the
 dataset, two epochs with new workers each, and for a while batches that grow to 40 MB. Its worst lag is given by phase.
@@ -48,10 +48,10 @@ check = transport.check_floats(BATCH_SIZE)
 
 
 class Sleeper:
-    """Notes when it should have woken, and by how much it was late. `phase` names what goes on meanwhile."""
+    """Notes by how much it wakes late, and the phase in which it fell asleep."""
 
     def __init__(self) -> None:
-        self.phase = ""
+        self.phase = "before"
         self._lags: list[tuple[str, float]] = []
 
     async def __aenter__(self) -> Sleeper:
@@ -64,6 +64,12 @@ class Sleeper:
             phase, began = self.phase, time.perf_counter()
             await asyncio.sleep(NAP)
             self._lags.append((phase, time.perf_counter() - began - NAP))
+
+    async def enter(self, phase: str) -> None:
+        """From here on it is another phase: what is noted for the one before is complete, and the new one has begun."""
+        await asyncio.sleep(2 * NAP)
+        self.phase = phase
+        await asyncio.sleep(2 * NAP)
 
     async def __aexit__(self, *exc: object) -> None:
         await asyncio.sleep(2 * NAP)
@@ -111,9 +117,9 @@ async def from_nowhere() -> AsyncIterator[Any]:
 
 
 @contextlib.contextmanager
-def burners(rate: float) -> Iterator[None]:
-    """As many processes as there were workers, which copy `rate` batches a second together."""
-    command = [sys.executable, __file__, "--burn", str(rate / WORKERS)]
+def burners(cores: float) -> Iterator[None]:
+    """As many processes as there were workers, which together use that much CPU for copying."""
+    command = [sys.executable, __file__, "--burn", str(min(1.0, cores / WORKERS))]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(WORKERS)]
     try:
         for process in processes:
@@ -128,17 +134,19 @@ def burners(rate: float) -> Iterator[None]:
             process.stdout.close()
 
 
-def burn(rate: float) -> None:
+def burn(share: float) -> None:
     os.nice(NICENESS)
     parts = transport.Images(torch.float32).data.split(BATCH_SIZE)
     buffer = parts[0].clone()
     print("ready", flush=True)
-    due, number = time.perf_counter(), 0
+    number, began, cpu = 0, time.perf_counter(), time.process_time()
     while True:
         buffer.copy_(parts[number % len(parts)])
         number += 1
-        due += 1 / rate
-        time.sleep(max(0.0, due - time.perf_counter()))
+        ahead = (time.process_time() - cpu) / share - (time.perf_counter() - began)
+        time.sleep(max(0.0, ahead))
+        if ahead < 0:  # held up by others: what was missed is not made up for
+            began, cpu = time.perf_counter(), time.process_time()
 
 
 async def flow(batches: AsyncIterator[Any], seconds: float, pace: float, resident: bool) -> dict[str, float]:
@@ -156,7 +164,7 @@ async def flow(batches: AsyncIterator[Any], seconds: float, pace: float, residen
     rate = (number - transport.WARM_UP) / (now - began)
     cpu, cpu_here = (harness.cpu_seconds() - cpu) / seconds, (time.process_time() - cpu_here) / seconds
     await batches.aclose()  # type: ignore[attr-defined]
-    return sleeper.lags() | {"batches_per_s": rate, "cpu": cpu, "cpu_here": cpu_here}
+    return sleeper.lags() | {"rate": rate, "cores_here": cpu_here, "cores_elsewhere": cpu - cpu_here}
 
 
 async def idle(seconds: float) -> dict[str, float]:
@@ -166,7 +174,7 @@ async def idle(seconds: float) -> dict[str, float]:
 
 
 def be_a_probe(options: argparse.Namespace) -> None:
-    seconds, rate = options.seconds, options.rate
+    seconds = options.seconds
     match options.probe:
         case "idle":
             found = asyncio.run(idle(seconds))
@@ -176,9 +184,9 @@ def be_a_probe(options: argparse.Namespace) -> None:
             found = asyncio.run(flow(from_aloader(), seconds, 0, resident=False))
         case "torch in a thread":
             found = asyncio.run(flow(from_torch(), seconds, PACE, resident=False))
-        case "paced, no loader" | "greedy, no loader":
-            with burners(rate):
-                found = asyncio.run(flow(from_nowhere(), seconds, rate, resident=True))
+        case "without":
+            with burners(options.cores):
+                found = asyncio.run(flow(from_nowhere(), seconds, options.rate, resident=True))
         case "life":
             found = asyncio.run(life(options.indices))
     print(json.dumps(found), flush=True)
@@ -214,26 +222,26 @@ def as_it_is(batch: Any) -> Any:
 async def life(indices: int) -> dict[str, Any]:
     dataset = Rows(indices)
     async with Sleeper() as sleeper:
-        sleeper.phase = "before"
+        await sleeper.enter("before")
         await asyncio.sleep(0.5)
-        sleeper.phase = "construction"
+        await sleeper.enter("construction")
         batches = transport.AsyncLoader(
             dataset, batch_size=1024, shuffle=True, num_workers=WORKERS, collate_fn=as_it_is
         )
         for epoch in ("first", "second"):
             total = count = 0
-            sleeper.phase = f"{epoch} epoch, to its first batch"
+            await sleeper.enter(f"{epoch} epoch, to its first batch")
             async for batch in batches:
                 sleeper.phase = f"{epoch} epoch"
                 numbers = batch["rows"][:, :4].contiguous().view(torch.int32)
                 total, count = total + int(numbers.sum()), count + len(numbers)
             if (count, total) != (indices, indices * (indices - 1) // 2):
                 raise AssertionError(f"{epoch} epoch: {count} samples, of {indices}")
-            sleeper.phase = f"{epoch} epoch, after its end"
+            await sleeper.enter(f"{epoch} epoch, after its end")
             await asyncio.sleep(0.2)
-        sleeper.phase = "close"
+        await sleeper.enter("close")
         await batches.aclose()
-        sleeper.phase = "after"
+        await sleeper.enter("after")
         await asyncio.sleep(0.2)
     return {"lags": sleeper.lags(), "worst": sleeper.worst()}
 
@@ -242,18 +250,21 @@ async def life(indices: int) -> dict[str, Any]:
 
 
 def measure_flows(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
-    names = ["idle", "torch in a thread", "paced, no loader"]
-    if transport.AsyncLoader is not None:
-        names += ["paced", "greedy", "greedy, no loader"]  # the last needs the rate of the one before
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    names = ["torch in a thread", *(["paced", "greedy"] if transport.AsyncLoader is not None else [])]
+    found: dict[str, list[dict[str, float]]] = {"idle": []}
     for number in range(options.rounds):
-        rate = PACE
+
+        def measure(name: str, *arguments: str, title: str = "", number: int = number) -> dict[str, float]:
+            harness.say(f"round {number + 1} of {options.rounds}: {title or name}")
+            said = harness.probe(__file__, ["--probe", name, "--seconds", str(options.seconds), *arguments]).said
+            found.setdefault(title or name, []).append(said)
+            return said
+
+        measure("idle")
         for name in names:
-            harness.say(f"round {number + 1} of {options.rounds}: {name}")
-            arguments = ["--probe", name, "--seconds", str(options.seconds), "--rate", str(rate)]
-            said = harness.probe(__file__, arguments).said
-            rate = said["batches_per_s"] if name == "greedy" else PACE
-            found[name].append(said)
+            load = measure(name)
+            rate, cores = str(load["rate"]), str(load["cores_elsewhere"])
+            measure("without", "--rate", rate, "--cores", cores, title=f"{name}: without")
     harness.quiet()
     return found
 
@@ -263,10 +274,10 @@ def flow_table(found: dict[str, list[dict[str, float]]]) -> str:
         for key in ("p50", "p99", "max"):
             yield f"{harness.median(turn[key] for turn in turns):.2f}"
         yield f"{max(turn['max'] for turn in turns):.2f}"
-        for key in ("batches_per_s", "cpu", "cpu_here"):
+        for key in ("rate", "cores_here", "cores_elsewhere"):
             yield f"{harness.median(turn[key] for turn in turns):.2f}" if key in turns[0] else ""
 
-    head = ["lag in ms", "p50", "p99", "max", "worst max", "batches/s", "cores", "of it here"]
+    head = ["lag in ms", "p50", "p99", "max", "worst max", "batches/s", "cores here", "elsewhere"]
     return harness.table(head, [[name, *cells(turns)] for name, turns in found.items()])
 
 
@@ -278,8 +289,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a first look, not to be quoted")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--probe", help=argparse.SUPPRESS)
-    parser.add_argument("--rate", type=float, default=PACE, help=argparse.SUPPRESS)
-    parser.add_argument("--burn", type=float, help=argparse.SUPPRESS)
+    for hidden in ("--rate", "--cores", "--burn"):
+        parser.add_argument(hidden, type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 5)
     options.seconds = options.seconds or (1.0 if options.quick else 5.0)
