@@ -301,7 +301,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from([ValueError, OSError, KeyError, BadReduction, RuntimeError, ImportError]),
     st.lists(values, max_size=3),

@@ -562,13 +562,13 @@ def batches(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(batches(tensors() | arrays | scalars))
 def test_any_nested_batch(batch: Any) -> None:
     assert_same(carried(batch), batch)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_views_of_one_storage(data: Any) -> None:
     """Values, strides of what was dense, and which bytes are shared: never more of them than the views have."""
