@@ -229,7 +229,7 @@ class DataLoader(TorchDataLoader[T_co]):
         return run
 
     def _who(self, seed: int, surroundings: bytes) -> Who:
-        count = self.num_workers
+        count = max(1, self.num_workers)  # without processes, one slot that is always filled
         threads = not self._async_dataset and self.concurrency is not None
         return Who(0, count, seed, self._share(), threads, self._auto_collation, surroundings)
 

@@ -28,12 +28,13 @@ from aloader.channel import shared
 from aloader.channel.messages import KINDS, TAGS, Message, NewSegment, Released
 
 _HEADER: Final = struct.Struct("<I")
+_TRUNCATED: Final = int(socket.MSG_CTRUNC)
 _BY_DESCRIPTOR: Final = 1 << 31
 _RECEIVE: Final = 1 << 16
 _MOST_BODY: Final = options.BODY_BYTES + 4096  # a batch's own 32 KiB, and what is said around it
 _MOST_FDS: Final = 64
 ANCILLARY: Final = socket.CMSG_SPACE(_MOST_FDS * array.array("i").itemsize)
-RECEIVE_FLAGS: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0) | socket.MSG_DONTWAIT
+RECEIVE_FLAGS: Final = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0)) | int(socket.MSG_DONTWAIT)
 
 
 class Link:
@@ -144,7 +145,7 @@ class Link:
                 break
             if ancillary:
                 self._descriptors.extend(descriptors_in(ancillary))
-            if flags & socket.MSG_CTRUNC:
+            if flags & _TRUNCATED:
                 raise OSError("a worker's memory could not be received: too many open files; raise `ulimit -n`")
             if not data:
                 self.ended = True

@@ -88,7 +88,7 @@ def snapshot(run: Run | None, epoch: int) -> LoaderStats:
         epoch=run.epoch.number,
         batches=counts.delivered,
         errors=counts.failed,
-        workers=run.crew.who.num_workers,
+        workers=len(memory),
         workers_lost=counts.lost,
         payload_bytes=counts.nbytes,
         fetch_seconds=counts.fetch_seconds,

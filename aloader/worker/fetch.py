@@ -20,6 +20,13 @@ class Note(Protocol):
     def __call__(self, position: int, /) -> None: ...
 
 
+class Progress(Protocol):
+    """One number that can be read by whoever shares its memory."""
+
+    def __getitem__(self, at: int, /) -> int: ...
+    def __setitem__(self, at: int, position: int, /) -> None: ...
+
+
 class Failed(Exception):  # noqa: N818
     """A sample failed: its position in the ticket, or -1 where one call fetched them all. The cause is the user's."""
 
@@ -63,31 +70,34 @@ def is_async(dataset: Any) -> bool:
 def has_awaitables(fetched: Any) -> bool:
     """Whether what a dataset returned has yet to be awaited."""
     if type(fetched) is list or type(fetched) is tuple:
-        return any(inspect.isawaitable(item) for item in fetched)
-    return inspect.isawaitable(fetched)
+        return any(map(_awaitable_type, set(map(type, fetched))))
+    return _awaitable_type(type(fetched)) or inspect.isawaitable(fetched)
 
 
-def fetch_inline(dataset: Any, indices: Any, batched: bool, note: Note) -> Any:
+def _awaitable_type(kind: type) -> bool:
+    return hasattr(kind, "__await__")
+
+
+def fetch_inline(dataset: Any, indices: Any, batched: bool, progress: Progress) -> Any:
     """What torch's fetcher does: the samples of a batch, or the one sample of an unbatched ticket.
 
-    Raises `Failed`. The result may hold awaitables.
+    The position of the sample at work is kept in `progress[0]`, -1 where one call fetches them all. Raises `Failed`.
+    The result may hold awaitables.
     """
-    position = -1
+    progress[0] = -1
     try:
         if not batched:
-            position = 0
-            note(0)
+            progress[0] = 0
             return dataset[indices]
         if getattr(dataset, "__getitems__", None):
-            note(-1)
             return dataset.__getitems__(indices)
         samples = []
-        for position, index in enumerate(indices):  # noqa: B007  (it is read in the handler)
-            note(position)
+        for position, index in enumerate(indices):
+            progress[0] = position
             samples.append(dataset[index])
         return samples
     except BaseException as error:
-        raise Failed(position, error) from None
+        raise Failed(progress[0], error) from None
 
 
 class Fetcher:

@@ -43,7 +43,7 @@ class Maker:
         self._seq += 1
         ticket = Ticket(0, 0, self._seq, indices, 0)
         try:
-            samples = fetch_inline(self._dataset, indices, self._batched, lambda position: None)
+            samples = fetch_inline(self._dataset, indices, self._batched, [0])
         except Failed as failed:
             raise presentable(failed.cause, blame(ticket, failed.position, self._batched)) from failed.cause.__cause__
         if has_awaitables(samples):

@@ -45,7 +45,7 @@ def _work(bench: Bench, ticket: Ticket) -> None:
             raise bench.broken
         clock = Clock(time.perf_counter())
         bench.page.write(Doing.FETCHING, ticket.epoch, ticket.seq)
-        samples = fetch_inline(bench.job.dataset, ticket.indices, bench.start.auto_collation, bench.page.sample)
+        samples = fetch_inline(bench.job.dataset, ticket.indices, bench.start.auto_collation, bench.page.progress)
         clock.fetched = time.perf_counter()
         if has_awaitables(samples):
             raise TurnsAsync(ticket, samples)
