@@ -263,6 +263,13 @@ def test_a_ticket_waits_for_its_allowance() -> None:
     assert assigned(tell(dispatcher, Consumed(0))) == [(0, 2)]
 
 
+def test_when_memory_frees_a_slot_gets_as_many_tickets_as_fit() -> None:
+    dispatcher = make(2, credit=2, memory_limit=100, first_allowance=60, in_order=False)
+    assert assigned(opened(dispatcher, 4, 0, 1)) == [(0, 0)]
+    assert assigned(tell(dispatcher, arrived(0, 0, nbytes=30))) == [(1, 1), (0, 2)]
+    assert assigned(tell(dispatcher, Consumed(0))) == [(1, 3)]
+
+
 def test_the_first_ticket_goes_even_if_an_allowance_is_more_than_there_is() -> None:
     for in_order in (True, False):
         dispatcher = make(2, memory_limit=5, first_allowance=60, in_order=in_order)
@@ -336,6 +343,7 @@ def test_an_ended_slot_fails_what_it_has_and_is_skipped_from_then_on() -> None:
     ]
     assert tell(dispatcher, arrived(2, 2)) == [Deliver(2, "b2"), Assign(2, 0, 5, 5, FIRST)]
     assert tell(dispatcher, arrived(0, 3)) == [Deliver(3, "b3"), Raise(4, "died")]
+    assert tell(dispatcher, *ready(1), WorkerLost(1, 0, 4, "again"), arrived(1, 4)) == [Discard("b4")]
     tell(dispatcher, Consumed(0), Consumed(1))
     assert assigned(tell(dispatcher, *drawn(6, 7))) == [(0, 6)]
     assert assigned(tell(dispatcher, arrived(2, 5))) == [(2, 7)]
@@ -373,15 +381,31 @@ def test_workers_that_never_started_are_an_error_and_not_an_empty_epoch() -> Non
     assert tell(dispatcher, Opened(), *drawn("a")) == [Draw(1), Raise(0, "y")]
 
 
+def test_without_order_the_others_take_at_once_what_a_lost_worker_held() -> None:
+    dispatcher = make(2, credit=2, in_order=False, narrow_window=3)
+    assert assigned(opened(dispatcher, 3, 0, 1)) == [(0, 0), (1, 1), (0, 2)]
+    assert tell(dispatcher, WorkerLost(0, 0, None, "died")) == [Restart(0, 1), Assign(1, 0, 0, 0, FIRST)]
+
+
+def test_a_ticket_whose_worker_is_lost_does_not_wait_for_memory_any_more() -> None:
+    dispatcher = make(2, credit=1, memory_limit=100, first_allowance=60)
+    opened(dispatcher, 4, 0, 1)
+    assert dispatcher.statistics().waiting_for_memory == 1
+    assert tell(dispatcher, WorkerLost(1, 0, None, "died")) == [Restart(1, 1)]
+    assert dispatcher.statistics().waiting_for_memory == 0
+    assert tell(dispatcher, *ready(1, generation=1)) == []
+    assert assigned(tell(dispatcher, TicketFailed(0, 0, 0, "e"))) == [(1, 1)]
+
+
 # -- closing ----------------------------------------------------------------------------------------------------------
 
 
 def test_closing_discards_what_was_not_delivered_and_nothing_happens_afterwards() -> None:
     dispatcher = make(2)
     opened(dispatcher, 4, 0, 1)
-    tell(dispatcher, arrived(0, 0), arrived(1, 3))
+    tell(dispatcher, arrived(0, 0), arrived(1, 3), TicketFailed(0, 0, 2, "e"))
     assert tell(dispatcher, Closed()) == [Discard("b3")], "batch 0 is the driver's"
-    late: list[Event] = [Closed(), *ready(0), *drawn("e"), Exhausted(), Consumed(0), WorkerLost(0, 0, 2, "died")]
+    late: list[Event] = [Closed(), *ready(0), *drawn("e"), Exhausted(), Consumed(0), WorkerLost(1, 0, 1, "died")]
     assert tell(dispatcher, *late) == []
     assert tell(dispatcher, arrived(1, 1), BatchArrived(0, 9, 9, 9, "old")) == [Discard("b1"), Discard("old")]
     assert dispatcher.statistics().reserved == 0

@@ -61,6 +61,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.opened = False
+        self.exhausted = False
         self.batches = 0
         self.spoken: list[BatchArrived] = []  # what has arrived, to be said again
 
@@ -119,12 +120,13 @@ class Machine(RuleBasedStateMachine):
         self.opened = True
         self.tell(Opened())
 
-    @precondition(lambda self: self.oracle.pending or self.oracle.closed)
+    @precondition(lambda self: self.oracle.pending or self.oracle.closed or self.exhausted)
     @rule()
     def answer_draw(self) -> None:
-        if len(self.oracle.fates) < self.samples:
+        if len(self.oracle.fates) < self.samples and not self.exhausted:
             self.tell(Drawn(("indices", len(self.oracle.fates))))
         else:
+            self.exhausted = True
             self.tell(Exhausted())
 
     @precondition(lambda self: self.oracle.pending > 1)
@@ -144,7 +146,7 @@ class Machine(RuleBasedStateMachine):
         for fate in self.oracle.those("out"):
             self.tell(Consumed(fate.seq))
 
-    @precondition(lambda self: self.may_close and self.batches > 8)
+    @precondition(lambda self: self.may_close and (self.oracle.those("landed") or self.batches > 8))
     @rule()
     def close(self) -> None:
         self.tell(Closed())
@@ -264,7 +266,7 @@ class OnArrival(Machine):
 
 #: Without shrinking, which can take minutes, and a test has two: add `Phase.shrink` when there is something to shrink.
 SETTINGS = settings(
-    max_examples=150, stateful_step_count=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
+    max_examples=100, stateful_step_count=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
 )
 TestInOrder = InOrder.TestCase
 TestInOrder.settings = SETTINGS
