@@ -43,6 +43,9 @@ CAPTURED_BYTES: Final = 100 * MIB
 #: Seconds that a worker has to close its dataset before it is killed.
 CLOSE_GRACE: Final = 0.3
 
+#: Seconds beyond `timeout` that workers have to start: they import what the dataset needs.
+STARTING_GRACE: Final = 60.0
+
 #: Seconds after which a consumer that finds its batch ready passes through the loop all the same.
 LOOP_PASS: Final = 0.001
 

@@ -21,12 +21,15 @@ import weakref
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from aloader import options
 from aloader.channel import shared
+
+
+_SPARE: Final = 6  # batches that a worker keeps room for: a window of four, and two in the consumer's hands
 
 
 class FreeList:
@@ -242,13 +245,15 @@ class Arena:
         del self._blocks[block.address]
         self._live -= block.length
         block.segment.free.release(block.offset, block.length)
+        if self._live == 0:
+            self._peaks = [0, 0]  # nobody holds anything: what there was is no measure of what there will be
         if block.segment.free.empty:
             self._retire_idle()
 
     def _retire_idle(self) -> None:
         """Give back empty segments, the largest first: if the rest holds what was needed of late, or if the segment is
         far larger than that (growing again from nothing is cheaper than keeping it)."""
-        needed = max(4 * self._largest, *self._peaks)
+        needed = max(_SPARE * self._largest, *self._peaks)
         for segment in sorted(self._segments.values(), key=lambda s: -s.free.size):
             size = segment.free.size
             if segment.free.empty and (self._capacity - size >= needed or size > 4 * needed > 0):

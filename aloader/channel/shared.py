@@ -11,6 +11,7 @@ import fcntl
 import mmap
 import os
 import secrets
+import sys
 import tempfile
 from typing import Final
 
@@ -55,7 +56,10 @@ def attach(fd: int, nbytes: int, *, private: bool = False) -> mmap.mmap:
 
     `private`: what this process writes stays its own (copy on write), and the pages it does not write are shared.
     """
-    return mmap.mmap(fd, nbytes, flags=mmap.MAP_PRIVATE if private else mmap.MAP_SHARED)
+    flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+    if sys.version_info >= (3, 13):
+        return mmap.mmap(fd, nbytes, flags=flags, trackfd=False)
+    return mmap.mmap(fd, nbytes, flags=flags)  # keeps a duplicate of the descriptor: one for each mapping, not each leaf
 
 
 def write(fd: int, buffers: list[memoryview], offsets: list[int]) -> None:

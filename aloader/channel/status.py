@@ -53,7 +53,9 @@ class StatusPage:
     def create(cls) -> tuple[StatusPage, int]:
         """A new page and a descriptor of it for the worker."""
         fd = shared.create(NBYTES, "aloader-status")
-        return cls(fd), fd
+        page = cls(fd)
+        page.write(Doing.STARTING)
+        return page, fd
 
     def read(self) -> Status:
         """The last thing that the worker wrote."""

@@ -109,7 +109,7 @@ class AsyncBatches:
             raise LoaderBusy("two tasks wait in one iterator: each batch goes to one of them only; use an iterator each")
         if loop is not watcher.loop:
             raise LoaderClosed("this iterator belongs to another event loop; iterate the loader again on this one")
-        if self.run.ended and not self.run.epoch.finished:
+        if self.run.closed and not self.run.epoch.finished:
             raise LoaderClosed("this iterator has been closed; iterate the loader again")
 
     def _take(self) -> Any:
@@ -128,21 +128,26 @@ class AsyncBatches:
         """Wait until there is something to take. Raises torch's error when that takes too long."""
         run, watcher = self.run, self._watcher
         loop = watcher.loop
-        deadline = loop.call_later(run.batch_timeout, watcher.wake) if run.batch_timeout else None
-        began = loop.time()
+        since, starting = loop.time(), not run.crew.ready
         try:
             while not run.epoch.available and watcher.failure is None:
-                if run.ended:
+                if run.closed:
                     raise LoaderClosed("the loader was closed while a batch was waited for")
-                if run.batch_timeout and loop.time() - began >= run.batch_timeout:
+                patience = run.patience(loop.time() - since)
+                if patience == 0:
                     raise run.late()
                 watcher.waiter = loop.create_future()
-                await watcher.waiter
+                alarm = None if patience is None else loop.call_later(patience, watcher.wake)
+                try:
+                    await watcher.waiter
+                finally:
+                    if alarm is not None:
+                        alarm.cancel()
+                if starting and run.crew.ready:
+                    since, starting = loop.time(), False
         finally:
             watcher.waiter = None
             self._passed = time.perf_counter()
-            if deadline is not None:
-                deadline.cancel()
 
     def _end(self) -> None:
         """The epoch is over: natural end or failure."""

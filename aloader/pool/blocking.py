@@ -85,15 +85,11 @@ class Batches:
         began = time.perf_counter()
         counts.user_seconds += began - self._since
         try:
-            if run.ended and not epoch.finished:
+            if run.closed and not epoch.finished:
                 raise LoaderClosed("this iterator has been closed; iterate the loader again")
             if not epoch.available:
                 run.crew.read_all()
-            deadline = began + run.batch_timeout if run.batch_timeout else None
-            while not epoch.available:
-                left = None if deadline is None else max(0.0, deadline - time.perf_counter())
-                if not self._watcher.wait(left) and left is not None and not epoch.available:
-                    raise run.late()
+            self._wait_for_batch(run)
             return epoch.take()
         finally:
             self._since = time.perf_counter()
@@ -101,6 +97,16 @@ class Batches:
             if epoch.finished:
                 run.end()
                 run.crew.detach()
+
+    def _wait_for_batch(self, run: Run) -> None:
+        since, starting = time.perf_counter(), not run.crew.ready
+        while not run.epoch.available:
+            patience = run.patience(time.perf_counter() - since)
+            if patience == 0:
+                raise run.late()
+            self._watcher.wait(patience)
+            if starting and run.crew.ready:
+                since, starting = time.perf_counter(), False
 
     def __len__(self) -> int:
         return len(self._len_of)

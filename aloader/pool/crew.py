@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -121,6 +122,7 @@ class Crew:
         self.when_gone: Callable[[], object] | None = None  # called when a process has gone
         self._watcher: Watcher | None = None
         self._watched: dict[int, int] = {}  # the starter's descriptors, and this crew's duplicates of them
+        weakref.finalize(self, _close_all, self._by_key, self._watched)
 
     # -- starting and ending ---------------------------------------------------------------------------------------
 
@@ -171,6 +173,11 @@ class Crew:
         worker.link.close()
         dispose(worker.mappings.close())
         worker.page.close()
+
+    @property
+    def ready(self) -> bool:
+        """Whether any worker has said that it is ready."""
+        return any(worker.pid for worker in self.workers.values())
 
     @property
     def alive(self) -> int:
@@ -320,6 +327,16 @@ class Crew:
         for worker in self.workers.values():
             worker.link.send(EpochOver(self.who.dataset, epoch))
         self.flush()
+
+
+def _close_all(workers: dict[int, Worker], duplicates: dict[int, int]) -> None:
+    """The crew has been dropped, or the program ends: nothing is said to the workers, the starter ends them."""
+    for worker in workers.values():
+        worker.link.close()
+        worker.mappings.close()
+    for duplicate in duplicates.values():
+        os.close(duplicate)
+    duplicates.clear()
 
 
 def describe(worker: Worker, exit: Exit, sample: Any, known: bool) -> WorkerLost:

@@ -26,7 +26,7 @@ class PreparedSource(Protocol):
 class Run:
     """`job` is None where the crew's workers run already. `batch_timeout` is in seconds, 0 for none."""
 
-    pool: WorkerPool
+    pool: WorkerPool | None  # None: no processes
     crew: Crew
     epoch: Epoch
     source: PreparedSource
@@ -41,13 +41,19 @@ class Run:
         """Whether `prepare` takes longer than a loop may be held up."""
         return self.job is not None or self.source.heavy
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more can come: ended, or its processes belong to the parent of this fork."""
+        return self.ended or (self.pool is not None and self.pool.closed)
+
     def prepare(self) -> None:
         """Whatever takes time. May run in a thread."""
-        if self.job is not None:
-            self.pool.open()
+        job, pool = self.job, self.pool
+        if job is not None and pool is not None:
+            pool.open()
         self.source.prepare()
-        if self.job is not None:
-            self.pool.install(self.job, self.carried)
+        if job is not None and pool is not None:
+            pool.install(job, self.carried)
             self.job = self.carried = None
 
     def begin(self, watcher: Watcher) -> None:
@@ -69,6 +75,17 @@ class Run:
             self.crew.detach()
         else:
             self.crew.end(grace)
+
+    def patience(self, waited: float) -> float | None:
+        """Seconds that a consumer who has waited for `waited` goes on waiting; None: without end; 0: it is late.
+
+        The time that workers take to start does not count, within reason.
+        """
+        if not self.batch_timeout:
+            return None
+        if self.crew.ready:
+            return max(0.0, self.batch_timeout - waited)
+        return max(0.0, min(self.batch_timeout, self.batch_timeout + options.STARTING_GRACE - waited))
 
     def late(self) -> RuntimeError:
         """The error for a batch that has not come in time: torch's words first."""

@@ -19,7 +19,7 @@ from multiprocessing import spawn
 from typing import Final
 
 from aloader import options
-from aloader.channel import stages
+from aloader.channel import life, stages
 from aloader.channel.context import SINGLE_THREADED
 from aloader.channel.job import Carried, Job
 from aloader.pool.starter import Exit
@@ -27,10 +27,11 @@ from aloader.pool.starter import Exit
 # Ctrl-C is the parent's to handle, also while the template still imports torch.
 _PROGRAM: Final = """
 import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)
-import json, sys
+import json, runpy, sys
+own_life = runpy.run_path(sys.argv[4])["watch"](int(sys.argv[3]))  # before the second that importing torch takes
 sys.path[:] = json.loads(sys.argv[1])
 from aloader.worker.template import main
-main(int(sys.argv[2]), int(sys.argv[3]))
+main(int(sys.argv[2]), int(sys.argv[3]), own_life)
 """
 
 
@@ -64,7 +65,7 @@ class TemplateStarter:
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         life_end, self._life = os.pipe()
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        arguments = [json.dumps([str(entry) for entry in sys.path]), str(theirs.fileno()), str(life_end)]
+        arguments = [json.dumps([str(entry) for entry in sys.path]), str(theirs.fileno()), str(life_end), life.__file__]
         with theirs:
             try:
                 self._process = subprocess.Popen(

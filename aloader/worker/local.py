@@ -102,6 +102,7 @@ class LocalCrew:
     # -- as a crew -------------------------------------------------------------------------------------------------
 
     alive = 0
+    ready = True
 
     def attach(self, watcher: Any, listener: Hears) -> None:
         """Work on the watcher's loop, and tell `listener`."""

@@ -18,7 +18,7 @@ from aloader.channel import context
 from aloader.channel.job import Job
 from aloader.channel.link import Link
 from aloader.channel.messages import Ready, Start
-from aloader.channel.status import Doing, StatusPage, adopt
+from aloader.channel.status import Doing, adopt
 from aloader.worker import concurrent, inline, seeds
 from aloader.worker.bench import Bench, guarded
 from aloader.worker.fetch import is_async
@@ -39,15 +39,20 @@ def run(end: socket.socket, status: int, load: Callable[[], Job], *, carried: bo
     torch.set_num_threads(1)
     link, page = Link(end), adopt(status)
     os.register_at_fork(after_in_child=link.close)  # a process of the user's must not keep the link open
-    start = _first_message(link)
-    if start is None:
-        return
-    bench = Bench(link, page, start)
+    try:
+        start = _first_message(link)
+        if start is not None:
+            _work(Bench(link, page, start), load, carried)
+    finally:
+        link.close()
+
+
+def _work(bench: Bench, load: Callable[[], Job], carried: bool) -> None:
     bench.broken = guarded(lambda: _set_up(bench, load, carried))
-    page.write(Doing.IDLE)
-    link.send(Ready(os.getpid()))
+    bench.page.write(Doing.IDLE)
+    bench.link.send(Ready(os.getpid()))
     _serve(bench)
-    link.flush()
+    bench.link.flush()
 
 
 def _first_message(link: Link) -> Start | None:
@@ -97,8 +102,3 @@ def adopt_main_classes() -> None:
     for cls in list(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS):
         if cls.__module__ == "__main__" and cls.__qualname__.isidentifier():
             setattr(main, cls.__name__, cls)
-
-
-def open_page(status: int) -> StatusPage:
-    """The page behind a descriptor that is passed on (for starters other than the template)."""
-    return adopt(status)

@@ -35,21 +35,21 @@ from aloader.worker import concurrent, inline  # noqa: F401  (imported before th
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
-def main(control: int, life_end: int) -> None:
+def main(control: int, life_end: int, own_life: int) -> None:
     """Stage A: entered once by the process that the pool has started."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     gc.freeze()
-    _Stage(socket.socket(fileno=control), life_end).run()
+    _Stage(socket.socket(fileno=control), life_end, own_life).run()
 
 
 class _Stage:
     """The loop of both stages. `job` is what a B has loaded."""
 
-    def __init__(self, control: socket.socket, life_end: int, job: Job | None = None) -> None:
+    def __init__(self, control: socket.socket, life_end: int, own_life: int, job: Job | None = None) -> None:
         self._control = control
         self._life_end = life_end  # not bound to anybody: every child binds itself anew
-        self._own_life = life.watch(life_end)
+        self._own_life = own_life
         self._job = job
         self._workers: dict[int, int] = {}  # pid → key
         self._stages: set[int] = set()
@@ -120,8 +120,7 @@ class _Stage:
             stages.send(end, stages.Loaded(number, False, f"loading the dataset started {threads - 1} threads"))
             return
         gc.freeze()
-        os.close(own_life)
-        stage = _Stage(end, self._life_end, job)
+        stage = _Stage(end, self._life_end, own_life, job)
         stages.send(end, stages.Loaded(number, True, ""))
         stage.run()
 
@@ -181,7 +180,9 @@ class _Stage:
 
     def _end_all(self) -> None:
         """Kill the workers, let the other stages end theirs, and kill whatever is left."""
-        self._control.close()
+        signal.set_wakeup_fd(-1)
+        for end in (self._control, self._signal, self._signalled):
+            end.close()
         for pid in self._workers:
             os.kill(pid, signal.SIGKILL)
         patience = time.monotonic() + 0.5
