@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import operator
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -45,7 +44,7 @@ class DataLoader(TorchDataLoader[T_co]):
     """Batches of a dataset, with `async for` or `for`. Every argument of torch's loader, with its meaning; and:
 
     concurrency: samples in flight of the whole loader, for a dataset with `async def __getitem__` (default 256, shared
-        out to the workers, 4 to 64 each). For an ordinary dataset: fetch this many at once in threads (default: inline).
+        out to the workers, 4 to 64 each). For an ordinary dataset: fetch so many at once in threads (default: inline).
     memory_limit: bytes, or text such as "8GiB", that batches may take that are fetched and not consumed yet, over all
         workers (default: a quarter of the memory). What the program keeps is not counted.
 
@@ -127,12 +126,12 @@ class DataLoader(TorchDataLoader[T_co]):
             raise TypeError(
                 f"num_workers option should be an integer, but got num_workers={num_workers!r}"
             ) from None
-        if count > 0 and sys.platform == "win32":
+        if count > 0 and not WorkerPool.available():
             raise RuntimeError(NO_WORKERS)
 
     def _check_dataset(self, dataset: Any) -> None:
         if isinstance(dataset, IterDataPipe | MapDataPipe):
-            raise NotImplementedError("DataPipes are not supported: give the loader a Dataset, or use torch's own loader")
+            raise NotImplementedError("DataPipes are not supported: give the loader a Dataset, or use torch's loader")
         iterable = isinstance(dataset, IterableDataset) or (
             hasattr(type(dataset), "__aiter__") and not hasattr(type(dataset), "__getitem__")
         )
@@ -155,7 +154,7 @@ class DataLoader(TorchDataLoader[T_co]):
     # -- iterating -------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
-        """A new epoch, for plain `for`. With `persistent_workers`, the one iterator there is begins anew (as torch's)."""
+        """A new epoch, for plain `for`. With `persistent_workers`, the one iterator begins anew, as torch's does."""
         runtime = self._open_runtime()
         if self.num_workers == 0 and not self._async_dataset:
             return InlineBatches(self._begin_sampling()[0], self._maker(), runtime)
@@ -164,9 +163,10 @@ class DataLoader(TorchDataLoader[T_co]):
             return PrivateLoopBatches(crew, lambda: AsyncBatches(self._local_run(crew), self), self)
         self.check_worker_number_rationality()
         run = self._new_run(runtime)
-        if self.persistent_workers and isinstance(self._iterator, Batches):
-            self._iterator.restart(run)
-            return self._iterator
+        kept: Any = self._iterator
+        if self.persistent_workers and isinstance(kept, Batches):
+            kept.restart(run)
+            return kept
         batches = Batches(run, None if self.persistent_workers else self, len_of=self._index_sampler)
         if self.persistent_workers:
             self._iterator = batches  # type: ignore[assignment]

@@ -28,20 +28,20 @@ class LoaderStats:
     that they may exceed the wall clock many times over.
     """
 
-    epoch: int
-    batches: int
-    errors: int
-    workers: int
-    workers_lost: int
-    payload_bytes: int
-    fetch_seconds: float
-    collate_seconds: float
-    wait_seconds: float
-    user_seconds: float
-    arena_bytes: int
-    leased_bytes: int
-    tickets_in_flight: int
-    batches_ready: int
+    epoch: int = 0
+    batches: int = 0
+    errors: int = 0
+    workers: int = 0
+    workers_lost: int = 0
+    payload_bytes: int = 0
+    fetch_seconds: float = 0.0
+    collate_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    user_seconds: float = 0.0
+    arena_bytes: int = 0
+    leased_bytes: int = 0
+    tickets_in_flight: int = 0
+    batches_ready: int = 0
 
     @property
     def wait_share(self) -> float:
@@ -54,7 +54,7 @@ class LoaderStats:
         return (
             f"epoch {self.epoch}: {self.batches} batches, {self.payload_bytes / 1e6:.1f} MB in shared memory, "
             f"{self.errors} errors, {self.workers_lost} workers lost\n"
-            f"  consumer: {total:.2f} s, of which it waited {self.wait_seconds:.2f} s ({self.wait_share:.0%}) for data\n"
+            f"  consumer: {total:.2f} s, of which it waited {self.wait_seconds:.2f} s ({self.wait_share:.0%})\n"
             f"  {self.workers} workers: fetched for {self.fetch_seconds:.2f} s and collated for "
             f"{self.collate_seconds:.2f} s (sums over batches, which overlap)\n"
             f"  now: {self.tickets_in_flight} batches under way, {self.batches_ready} ready, "

@@ -28,7 +28,6 @@ import numpy as np
 from aloader import options
 from aloader.channel import shared
 
-
 _SPARE: Final = 6  # batches that a worker keeps room for: a window of four, and two in the consumer's hands
 
 

@@ -38,7 +38,7 @@ def capture() -> bytes:
         "affinity": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
         "logging": _levels(),
         "dtype": torch.get_default_dtype(),
-        "sharing": torch.multiprocessing.get_sharing_strategy(),
+        "sharing": torch.multiprocessing.get_sharing_strategy(),  # type: ignore[no-untyped-call]
         "rank": _rank(),
     }
     context["filters"] = _carried_filters()
@@ -58,7 +58,7 @@ def apply(data: bytes) -> None:
     warnings.filters[:] = context["filters"]  # type: ignore[index]
     _forget_shown_warnings()
     torch.set_default_dtype(context["dtype"])
-    torch.multiprocessing.set_sharing_strategy(context["sharing"])
+    torch.multiprocessing.set_sharing_strategy(context["sharing"])  # type: ignore[no-untyped-call]
     if context["rank"] is not None:
         _answer_as(*context["rank"])
 

@@ -59,7 +59,7 @@ def attach(fd: int, nbytes: int, *, private: bool = False) -> mmap.mmap:
     flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
     if sys.version_info >= (3, 13):
         return mmap.mmap(fd, nbytes, flags=flags, trackfd=False)
-    return mmap.mmap(fd, nbytes, flags=flags)  # keeps a duplicate of the descriptor: one for each mapping, not each leaf
+    return mmap.mmap(fd, nbytes, flags=flags)  # keeps a duplicate of the descriptor: one for each mapping
 
 
 def write(fd: int, buffers: list[memoryview], offsets: list[int]) -> None:

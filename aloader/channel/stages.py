@@ -46,7 +46,7 @@ class Loaded(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """From a stage: a worker has gone. `status` is as `os.wait4` gives it, `peak` is its largest resident set in KiB."""
+    """From a stage: a worker has gone. `status` is as `os.wait4` gives it, `peak` its largest resident set in KiB."""
 
     key: int
     status: int

@@ -1,12 +1,11 @@
 """One page of shared memory per worker that says what it is doing: it can be read after the worker was killed.
 
-Written by the worker for every ticket and sample, so it must cost next to nothing; read by the parent when the worker is
-lost or late.
+Written by the worker for every ticket and sample, so it must cost next to nothing; read by the parent when the worker
+is lost or late.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 import time

@@ -85,8 +85,7 @@ class AsyncBatches:
         return self
 
     async def __anext__(self) -> Any:
-        run, watcher = self.run, self._watcher
-        epoch = run.epoch
+        run, epoch = self.run, self.run.epoch
         began = time.perf_counter()
         epoch.counts.user_seconds += began - self._since
         self._check(asyncio.get_running_loop())
@@ -106,7 +105,7 @@ class AsyncBatches:
     def _check(self, loop: asyncio.AbstractEventLoop) -> None:
         watcher = self._watcher
         if watcher.waiter is not None:
-            raise LoaderBusy("two tasks wait in one iterator: each batch goes to one of them only; use an iterator each")
+            raise LoaderBusy("two tasks wait in one iterator, and a batch goes to one of them only: use an iterator each")
         if loop is not watcher.loop:
             raise LoaderClosed("this iterator belongs to another event loop; iterate the loader again on this one")
         if self.run.closed and not self.run.epoch.finished:
@@ -181,7 +180,7 @@ async def _all_gone(run: Run) -> None:
         async with asyncio.timeout(2 * options.CLOSE_GRACE):
             while run.crew.alive:
                 gone = loop.create_future()
-                run.crew.when_gone = lambda gone=gone: gone.done() or gone.set_result(None)  # type: ignore[misc]
+                run.crew.when_gone = lambda gone=gone: gone.done() or gone.set_result(None)
                 await gone
 
 

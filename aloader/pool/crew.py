@@ -353,7 +353,7 @@ def describe(worker: Worker, exit: Exit, sample: Any, known: bool) -> WorkerLost
     batch = f" (batch {status.seq})" if status.seq >= 0 else ""
     hint = ""
     if exit.signal == signal.SIGKILL:
-        hint = " SIGKILL often is the kernel's out-of-memory killer: see `dmesg`, and use fewer workers or memory_limit=."
+        hint = " SIGKILL often is the kernel's out-of-memory killer (see `dmesg`): use fewer workers or memory_limit=."
     peak = f" Its peak memory was {exit.peak / 1e6:.0f} MB." if exit.peak else ""
     return WorkerLost(
         f"DataLoader worker (pid {worker.pid or 'unknown'}) {how}{what}{which}{batch}.{peak}{hint}",

@@ -10,9 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
-
-import numpy as np
+from typing import Any, Final, Protocol, cast
 
 from aloader.channel.faults import unpack_fault
 from aloader.channel.messages import Granted, Ticket
@@ -120,13 +118,13 @@ class Epoch:
             return self._at_end()
         outcome = self._ready.popleft()
         try:
-            if type(outcome) is Deliver:
+            if isinstance(outcome, Deliver):
                 self.counts.delivered += 1
                 batch = outcome.batch.unpack()  # type: ignore[attr-defined]
                 return batch if self._finish_batch is None else self._finish_batch(batch)
             self.counts.failed += 1
             error = outcome.error
-            raise unpack_fault(error) if isinstance(error, bytes) else error  # type: ignore[misc]
+            raise unpack_fault(error) if isinstance(error, bytes) else cast("BaseException", error)
         finally:
             self._indices.pop(outcome.seq, None)
             self._handle(Consumed(outcome.seq))

@@ -34,9 +34,9 @@ class WorkerPool:
     """
 
     def __init__(self, num_workers: int, *, multiprocessing_context: BaseContext | None = None) -> None:
-        if sys.platform == "win32":
+        if not self.available():
             raise RuntimeError(NO_WORKERS)
-        if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1:
+        if num_workers < 1:
             raise ValueError(f"num_workers of a pool should be a positive integer, but got num_workers={num_workers!r}")
         self.num_workers = num_workers
         self._context = multiprocessing_context
@@ -47,7 +47,12 @@ class WorkerPool:
         self._crews: weakref.WeakSet[Crew] = weakref.WeakSet()
         self._closed = False
         self._pid = os.getpid()
-        self._end: weakref.finalize[[Starter], WorkerPool] | None = None
+        self._end: weakref.finalize[[Starter, int], WorkerPool] | None = None
+
+    @staticmethod
+    def available() -> bool:
+        """Whether worker processes can be had on this platform."""
+        return sys.platform != "win32"
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open" if self._starter is not None else "not started"

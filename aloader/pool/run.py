@@ -98,7 +98,7 @@ class Run:
 def snapshot(run: Run | None, epoch: int) -> LoaderStats:
     """What a loader's latest run has done and holds."""
     if run is None:
-        return LoaderStats(epoch, *[0] * 4, 0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0)
+        return LoaderStats(epoch=epoch)
     counts, held = run.epoch.counts, run.epoch.statistics
     memory = [worker.mappings for worker in run.crew.workers.values() if hasattr(worker, "mappings")]
     return LoaderStats(

@@ -58,7 +58,7 @@ class _Descriptor:
         self.fd = fd
 
     def __reduce__(self) -> tuple[Callable[[Any], _Descriptor], tuple[Any]]:
-        return _detached, (reduction.DupFd(self.fd),)  # type: ignore[attr-defined]
+        return _detached, (reduction.DupFd(self.fd),)
 
 
 def _detached(duplicate: Any) -> _Descriptor:

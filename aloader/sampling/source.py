@@ -54,7 +54,7 @@ class PermutedSource:
     heavy = True
 
     def __init__(self, n: int, count: int, batch_size: int | None, drop_last: bool) -> None:
-        # Drawn from the global generator as the sampler's first `next` does, which torch calls while it makes an iterator.
+        # From the global generator, as the sampler's first `next` does, which torch calls while it makes an iterator.
         self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
         self._n = n
         self._count = count - count % batch_size if drop_last and batch_size else count
@@ -85,5 +85,5 @@ def source_of(sampler: Iterable[Any], iterator: Iterator[Any]) -> SamplerSource 
     if type(sampler) is BatchSampler:
         batch_size, drop_last, inner = sampler.batch_size, bool(sampler.drop_last), sampler.sampler
     if type(inner) is RandomSampler and inner.generator is None and is_pure(inner):
-        return PermutedSource(len(inner.data_source), inner.num_samples, batch_size, drop_last)  # type: ignore[arg-type]
+        return PermutedSource(len(inner.data_source), inner.num_samples, batch_size, drop_last)
     return SamplerSource(iterator)

@@ -36,7 +36,8 @@ class _Stack:
     def __call__(self, batch: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
         first = batch[0]
         if first.layout is not torch.strided or first.is_nested or first.device.type != "cpu":
-            return collate.collate_tensor_fn(list(batch), collate_fn_map=collate_fn_map)  # its errors are torch's
+            stacked: torch.Tensor = collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # torch's errors
+            return stacked
         nbytes = first.numel() * first.element_size() * len(batch)
         if nbytes < options.LEASE_BYTES or not _stackable(batch, first):
             return torch.stack(list(batch), 0)

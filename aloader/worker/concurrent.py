@@ -160,7 +160,7 @@ class _Returning:
     def __init__(self, fetched: Any) -> None:
         self._fetched = fetched
 
-    def __getitems__(self, indices: Any) -> Any:  # noqa: PLW3201
+    def __getitems__(self, indices: Any) -> Any:
         return self._fetched
 
 

@@ -190,7 +190,7 @@ async def _all(coroutines: Iterator[Coroutine[Any, Any, Any]]) -> Sequence[Any]:
         await _cancel_all(tasks)
 
 
-async def _cancel_all(tasks: list[asyncio.Future[Any]]) -> None:
+async def _cancel_all(tasks: Sequence[asyncio.Future[Any]]) -> None:
     left = [task for task in tasks if not task.done()]
     for task in left:
         task.cancel()

@@ -23,8 +23,8 @@ from aloader.worker.fetch import Failed, fetch_inline, has_awaitables
 from aloader.worker.local import presentable
 
 _ASYNC_RESULT = (
-    "the dataset returned an awaitable, but does not show that it is async: make it `async def __getitem__` (or give it "
-    "`__aenter__`), and it is fetched with many samples at once"
+    "the dataset returned an awaitable, but does not show that it is async: make it `async def __getitem__`, or give "
+    "it `__aenter__`, and many samples of it are fetched at once"
 )
 
 
@@ -100,7 +100,7 @@ class ThreadedBatches:
         if self._owner.closed:
             raise LoaderClosed("the loader has been closed; make a new one")
         if self._waiting:
-            raise LoaderBusy("two tasks wait in one iterator: each batch goes to one of them only; use an iterator each")
+            raise LoaderBusy("two tasks wait in one iterator, and a batch goes to one of them only: use an iterator each")
         if self._pending is None:
             try:
                 indices = next(self._indices)
@@ -119,8 +119,8 @@ class ThreadedBatches:
         except Exception as error:
             if "thread" in str(error):
                 error.add_note(
-                    "with num_workers=0, `async for` fetches in a thread of its own so that the event loop stays "
-                    "responsive; what is bound to the thread that made it must be made in __getitem__, or use plain `for`"
+                    "with num_workers=0, `async for` fetches in a thread of its own, so that the event loop stays "
+                    "responsive: make what is bound to a thread in __getitem__, or use plain `for`"
                 )
             raise
 

@@ -227,7 +227,7 @@ class LocalCrew:
 
 
 def _with_note(ticket: Ticket, error: BaseException, batched: bool) -> BaseException:
-    """The user's own exception, with a note that names the sample. What would end the program or the epoch is wrapped."""
+    """The user's own exception, with a note that names the sample; what would end the epoch is wrapped."""
     note = f"in batch {ticket.seq}"
     if isinstance(error, Failed):
         note, error = blame(ticket, error.position, batched), error.cause

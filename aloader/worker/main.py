@@ -94,7 +94,7 @@ def _serve(bench: Bench) -> None:
 def adopt_main_classes() -> None:
     """Put the classes that were carried by value where their name says they are.
 
-    An instance of a class of the user's script then pickles by reference here, and comes back as the parent's own class.
+    An instance of a class of the user's script then pickles by reference, and comes back as the parent's own class.
     """
     from cloudpickle import cloudpickle
 

@@ -30,7 +30,6 @@ from typing import Any, Final, NoReturn
 from aloader.channel import context, life, stages
 from aloader.channel.job import Job, load, read_context
 from aloader.worker import main as worker
-from aloader.worker import concurrent, inline  # noqa: F401  (imported before the fork, not once in every worker)
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 

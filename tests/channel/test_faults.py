@@ -1,6 +1,6 @@
 """What a worker's code raised is raised in the parent: its type, its attributes, its traceback; and never worse."""
 
-# ruff: noqa: N818  (named for what is odd about them)
+
 
 from __future__ import annotations
 
