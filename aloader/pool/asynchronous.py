@@ -105,7 +105,7 @@ class AsyncBatches:
     def _check(self, loop: asyncio.AbstractEventLoop) -> None:
         watcher = self._watcher
         if watcher.waiter is not None:
-            raise LoaderBusy("two tasks wait in one iterator, and a batch goes to one of them only: use an iterator each")
+            raise LoaderBusy("two tasks wait in one iterator, and a batch goes to one of them only: give each its own")
         if loop is not watcher.loop:
             raise LoaderClosed("this iterator belongs to another event loop; iterate the loader again on this one")
         if self.run.closed and not self.run.epoch.finished:

@@ -100,7 +100,7 @@ class ThreadedBatches:
         if self._owner.closed:
             raise LoaderClosed("the loader has been closed; make a new one")
         if self._waiting:
-            raise LoaderBusy("two tasks wait in one iterator, and a batch goes to one of them only: use an iterator each")
+            raise LoaderBusy("two tasks wait in one iterator, and a batch goes to one of them only: give each its own")
         if self._pending is None:
             try:
                 indices = next(self._indices)
