@@ -4,6 +4,8 @@ Stores and datasets are descriptions that travel by pickle; clients, threads and
 `PerLoop` keeps the two apart: it is made by the first to enter on a loop, shared by all who enter there, and closed
 by the last to leave. It pickles (and copies) as closed.
 
+*Threads.* Loops in several threads may enter the same object: each touches only its own entry of the table.
+
 *Fork.* A child inherits the table with the parent's loop in it. The child runs a loop of its own and so never finds the
 parent's clients; and they must stay in the table, since closing them would take the parent's sockets out of the epoll
 set that both processes share.
@@ -48,8 +50,8 @@ class PerLoop(Generic[T]):
     async def enter(self) -> T:
         """Open on the running loop, or join who opened it here before."""
         loop = asyncio.get_running_loop()
-        for ended in [other for other in self._table if other.is_closed()]:
-            del self._table[ended]
+        for ended in [other for other in list(self._table) if other.is_closed()]:
+            self._table.pop(ended, None)
         opened = self._table.setdefault(loop, _Opened())
         async with opened.lock:
             if opened.value is None:
@@ -62,9 +64,11 @@ class PerLoop(Generic[T]):
     async def leave(self) -> None:
         """Close if nobody else has it open on this loop."""
         opened = self._table.get(asyncio.get_running_loop())
-        if opened is None or opened.users == 0:
+        if opened is None:
             raise self._not_open()
         async with opened.lock:
+            if opened.users == 0:
+                raise self._not_open()
             opened.users -= 1
             if opened.users == 0:
                 opened.value = None
@@ -80,7 +84,7 @@ class PerLoop(Generic[T]):
     @property
     def is_open(self) -> bool:
         """Whether it is open on any loop: for a `repr`."""
-        return any(opened.users for opened in self._table.values())
+        return any(opened.users for opened in list(self._table.values()))
 
     def _not_open(self) -> NotOpen:
         where = "open on another event loop only" if self.is_open else "closed"

@@ -87,9 +87,7 @@ class LocalStore:
 
     def _read(self, key: str) -> bytes:
         try:
-            # Unbuffered: one fstat and one read into bytes of the right size, which is a tenth faster for small files.
-            with open(self._path(key), "rb", buffering=0) as file:
-                return file.readall()
+            return _read_file(self._path(key))
         except OSError as error:
             raise self._explain(error, key, "read") from error
 
@@ -155,6 +153,20 @@ class LocalStore:
             return
         if stat.S_ISREG(status.st_mode):
             yield ObjectInfo(key, status.st_size)
+
+
+def _read_file(path: str) -> bytes:
+    """All of a file: a quarter faster for small ones than `open(path, "rb").read()`, which asks more of the system."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # what is no file (a FIFO) must not keep the thread
+    try:
+        size = os.fstat(descriptor).st_size
+        data = os.read(descriptor, size + 1)
+        if len(data) == size:
+            return data
+        with open(descriptor, "rb", buffering=0, closefd=False) as rest:  # larger than one read, or being written
+            return data + rest.readall()
+    finally:
+        os.close(descriptor)
 
 
 def _take(objects: Iterator[ObjectInfo]) -> list[ObjectInfo]:

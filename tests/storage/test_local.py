@@ -50,6 +50,7 @@ async def test_folders_and_what_is_no_file_are_not_objects(tmp_path: Path) -> No
         assert await keys_of(store) == []
         with pytest.raises(KeyNotFound):
             await store.get("folder")
+        assert await store.get("fifo") == b""  # and above all, it does not wait for a writer
 
 
 @pytest.mark.asyncio
@@ -92,6 +93,12 @@ async def test_a_write_that_fails_leaves_the_old_object_and_no_rest(
 
 
 @pytest.mark.asyncio
+async def test_files_that_do_not_tell_their_size_are_read_whole() -> None:
+    async with LocalStore("/proc/self") as store:
+        assert (await store.get("status")).startswith(b"Name:")
+
+
+@pytest.mark.asyncio
 async def test_unfinished_writes_of_others_are_not_listed(tmp_path: Path) -> None:
     async with LocalStore(tmp_path) as store:
         await store.put("a/key", b"")
@@ -107,7 +114,7 @@ async def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch:
 
     async with LocalStore(tmp_path) as store:
         await store.put("key", b"")
-        monkeypatch.setattr("builtins.open", denied)  # chmod does not stop root
+        monkeypatch.setattr(os, "open", denied)  # chmod does not stop root
         with pytest.raises(AccessDenied, match="may not read 'key' in") as caught:
             await store.get("key")
     assert isinstance(caught.value, PermissionError)
