@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import selectors
+import contextlib
+import math
+import select
 import time
 import weakref
 from collections.abc import Callable
@@ -13,45 +15,42 @@ from aloader.errors import LoaderClosed
 from aloader.pool.run import Run
 
 
-class SelectorWatcher:
-    """Calls back from `wait`."""
+class PollWatcher:
+    """Calls back from `wait`. `select.poll` as it is: a selector object on top of it costs more than the system call."""
 
     def __init__(self) -> None:
-        self._selector = selectors.PollSelector()
+        self._poll = select.poll()
         self._callbacks: dict[int, dict[int, Callable[[], None]]] = {}
 
     def reading(self, fd: int, callback: Callable[[], None] | None) -> None:
         """Call back when `fd` can be read."""
-        self._set(fd, selectors.EVENT_READ, callback)
+        self._set(fd, select.POLLIN, callback)
 
     def writing(self, fd: int, callback: Callable[[], None] | None) -> None:
         """Call back when `fd` can be written to."""
-        self._set(fd, selectors.EVENT_WRITE, callback)
+        self._set(fd, select.POLLOUT, callback)
 
-    def wait(self, timeout: float | None) -> bool:
-        """Wait for something to happen and call back. False if nothing did in time."""
-        ready = self._selector.select(timeout)
-        for key, events in ready:
-            for event, callback in list(self._callbacks.get(key.fd, {}).items()):
-                if events & event:
+    def wait(self, timeout: float | None) -> None:
+        """Wait for something to happen, at most `timeout` seconds, and call back."""
+        for fd, events in self._poll.poll(None if timeout is None else math.ceil(timeout * 1000)):
+            callbacks = self._callbacks.get(fd, {})
+            for event in (select.POLLIN, select.POLLOUT):
+                callback = callbacks.get(event)
+                if callback is not None and events & (event | select.POLLHUP | select.POLLERR):
                     callback()
-        return bool(ready)
 
     def _set(self, fd: int, event: int, callback: Callable[[], None] | None) -> None:
         known = self._callbacks.setdefault(fd, {})
-        before = bool(known)
         if callback is None:
             known.pop(event, None)
         else:
             known[event] = callback
-        if not known:
-            del self._callbacks[fd]
-            if before:
-                self._selector.unregister(fd)
-        elif before:
-            self._selector.modify(fd, sum(known))
+        if known:
+            self._poll.register(fd, sum(known))
         else:
-            self._selector.register(fd, sum(known))
+            del self._callbacks[fd]
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(fd)
 
 
 class Batches:
@@ -60,7 +59,7 @@ class Batches:
     def __init__(self, run: Run, owner: object, len_of: Any) -> None:
         self._owner = owner
         self._len_of = len_of
-        self._watcher = SelectorWatcher()
+        self._watcher = PollWatcher()
         self._start(run)
 
     def _start(self, run: Run) -> None:
@@ -87,8 +86,8 @@ class Batches:
         try:
             if run.closed and not epoch.finished:
                 raise LoaderClosed("this iterator has been closed; iterate the loader again")
-            if not epoch.available:
-                run.crew.read_all()
+            if epoch.available and not run.ended:
+                self._watcher.wait(0)  # what has arrived is read in every call, so that no worker runs out of tickets
             self._wait_for_batch(run)
             return epoch.take()
         finally:

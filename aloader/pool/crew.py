@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import weakref
 from collections.abc import Callable
@@ -121,6 +122,8 @@ class Crew:
         self._by_key: dict[int, Worker] = {}  # also those that are ending
         self.when_gone: Callable[[], object] | None = None  # called when a process has gone
         self._watcher: Watcher | None = None
+        self._links = select.poll()
+        self._by_link: dict[int, Worker] = {}  # those that are watched, by their links' descriptors
         self._watched: dict[int, int] = {}  # the starter's descriptors, and this crew's duplicates of them
         weakref.finalize(self, _close_all, self._by_key, self._watched)
 
@@ -216,13 +219,19 @@ class Crew:
 
     def _watch(self, worker: Worker) -> None:
         assert self._watcher is not None
-        self._watcher.reading(worker.link.fileno(), lambda: self.read(worker))
+        fd = worker.link.fileno()
+        self._watcher.reading(fd, lambda: self.read(worker))
+        self._links.register(fd, select.POLLIN)
+        self._by_link[fd] = worker
 
     def _unwatch(self, worker: Worker) -> None:
         assert self._watcher is not None
-        self._watcher.reading(worker.link.fileno(), None)
+        fd = worker.link.fileno()
+        if self._by_link.pop(fd, None) is not None:
+            self._links.unregister(fd)
+            self._watcher.reading(fd, None)
         if worker.waits_to_write:
-            self._watcher.writing(worker.link.fileno(), None)
+            self._watcher.writing(fd, None)
             worker.waits_to_write = False
 
     def _watch_starter(self) -> None:
@@ -242,9 +251,11 @@ class Crew:
             self._watcher.reading(self._watched[fd], self._host.read_reports)
 
     def read_all(self) -> None:
-        """Take in whatever has arrived, without waiting."""
-        for worker in list(self.workers.values()):
-            self.read(worker)
+        """Take in whatever has arrived, without waiting: one system call where nothing has."""
+        for fd, _ in self._links.poll(0):
+            worker = self._by_link.get(fd)
+            if worker is not None:
+                self.read(worker)
 
     def read(self, worker: Worker, *, everything: bool = False) -> None:
         """Take in what a worker has said."""
