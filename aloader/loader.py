@@ -13,7 +13,7 @@ from typing import Any, Final, Self, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe, Sampler
+from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe, Sampler, SequentialSampler
 
 from aloader import options
 from aloader.channel import context
@@ -103,7 +103,7 @@ class DataLoader(TorchDataLoader[T_co]):
             **({"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}),
         )
         self._check_dataset(dataset)
-        self._check_more(light, prefetch_factor, timeout)
+        self._check_more(light, prefetch_factor, timeout, concurrency)
         if light:
             self.prefetch_factor = prefetch_factor
         self.in_order = in_order
@@ -140,8 +140,18 @@ class DataLoader(TorchDataLoader[T_co]):
                 f"iterable-style datasets are not supported yet, and {type(dataset).__name__} is one: "
                 "give it __getitem__ and __len__, or use torch's own loader for it"
             )
+        own_order = type(self.sampler) is not SequentialSampler or self.batch_size is None
+        if not hasattr(type(dataset), "__len__") and not own_order:
+            raise TypeError(
+                f"object of type {type(dataset).__name__!r} has no len(): give the dataset __len__, "
+                "or the loader a sampler or batch_sampler that says which samples there are"
+            )
 
-    def _check_more(self, light: bool, prefetch_factor: int | None, timeout: float) -> None:
+    def _check_more(self, light: bool, prefetch_factor: int | None, timeout: float, concurrency: Any) -> None:
+        if concurrency is not None and not isinstance(concurrency, int):
+            raise TypeError(f"concurrency option should be an integer, but got concurrency={concurrency!r}")
+        if concurrency is not None and concurrency < 1:
+            raise ValueError(f"concurrency option should be positive, but got concurrency={concurrency!r}")
         if prefetch_factor is not None and prefetch_factor < 1:
             raise ValueError(
                 "prefetch_factor option should be non-negative"
