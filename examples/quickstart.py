@@ -138,7 +138,8 @@ async def demonstrate(place: str | None, epochs: int, workers: int) -> float:
         say("test", f"{reached:.1%} of {len(test)} other images are read correctly")
         print()
 
-        say("loading", f"{len(images):,} images, {workers} workers, nothing else going on:")
+        close_by = "; so close by, the clients' CPU is the bound" if server else ""
+        say("loading", f"{len(images):,} images, {workers} workers, nothing else going on{close_by}:")
         stats = await compare(url, workers, len(images))
         if server:
             with Relay(server.endpoint_url, FAR_AWAY) as far:
