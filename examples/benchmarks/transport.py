@@ -39,10 +39,7 @@ import numpy as np
 import torch
 from harness import Awaiting, Blocking, Contender, Flow
 
-try:
-    from aloader import DataLoader as AsyncLoader
-except ImportError:  # before there was one
-    AsyncLoader = None
+import aloader
 
 #: Different samples. Stamps count up to it, and are exact in float32.
 DISTINCT = 1024
@@ -256,9 +253,8 @@ def loader_contenders(case: Case, dataset: Any, workers: int) -> dict[str, Conte
     if torch.multiprocessing.get_start_method() != "fork":
         options_fork = options | {"multiprocessing_context": "fork"}
         found["torch fork"] = Blocking(lambda: torch.utils.data.DataLoader(dataset, **options_fork), check)
-    if AsyncLoader is not None:
-        found["aloader async"] = Awaiting(lambda: AsyncLoader(dataset, **options), check)
-        found["aloader for"] = Blocking(lambda: AsyncLoader(dataset, **options), check)
+    found["aloader async"] = Awaiting(lambda: aloader.DataLoader(dataset, **options), check)
+    found["aloader for"] = Blocking(lambda: aloader.DataLoader(dataset, **options), check)
     return found
 
 
@@ -385,8 +381,6 @@ def main() -> None:
     facts = harness.machine()
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     print(f"{options.rounds} rounds of {options.seconds} s; medians; ratios within a round: median (least–greatest)")
-    if AsyncLoader is None:
-        print("aloader.DataLoader cannot be imported: torch alone")
     results: dict[str, Any] = {"machine": facts, "rounds": options.rounds, "seconds": options.seconds, "cases": {}}
     with tempfile.TemporaryDirectory() as folder:
         for name in options.case:
