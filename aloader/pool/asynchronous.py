@@ -69,6 +69,7 @@ class AsyncBatches:
         self.run = run
         loop = asyncio.get_running_loop()
         self._watcher = LoopWatcher(loop)
+        run.on_end = self._watcher.wake
         self._root: asyncio.Task[None] | None = None
         self._since = time.perf_counter()
         self._passed = self._since  # when the consumer last let the loop run
@@ -130,8 +131,6 @@ class AsyncBatches:
         since, starting = loop.time(), not run.crew.ready
         try:
             while not run.epoch.available and watcher.failure is None:
-                if run.closed:
-                    raise LoaderClosed("the loader was closed while a batch was waited for")
                 patience = run.patience(loop.time() - since)
                 if patience == 0:
                     raise run.late()

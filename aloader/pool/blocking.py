@@ -16,7 +16,7 @@ from aloader.pool.run import Run
 
 
 class PollWatcher:
-    """Calls back from `wait`. `select.poll` as it is: a selector object on top of it costs more than the system call."""
+    """Calls back from `wait`. `select.poll` as it is: a selector on top of it costs more than the system call."""
 
     def __init__(self) -> None:
         self._poll = select.poll()

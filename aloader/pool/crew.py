@@ -9,13 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from aloader import options
-from aloader.channel.leases import Mappings
 from aloader.channel.link import Link, pair
 from aloader.channel.messages import (
     Batch,
@@ -30,11 +28,10 @@ from aloader.channel.messages import (
     Stop,
     Unmapped,
 )
-from aloader.channel.payload import unpack
-from aloader.channel.status import Doing, StatusPage
-from aloader.errors import WorkerLost
+from aloader.channel.status import StatusPage
 from aloader.pool.starter import Exit, Starter
 from aloader.pool.threads import dispose
+from aloader.pool.workers import Arrived, Worker
 
 
 class Watcher(Protocol):
@@ -63,40 +60,6 @@ class Host(Protocol):
     def starter(self) -> Starter: ...
     def new_key(self, crew: Crew) -> int: ...
     def read_reports(self) -> None: ...
-
-
-class Arrived:
-    """A batch in shared memory, not unpickled yet. Dropping it ends its leases."""
-
-    __slots__ = ("body", "nbytes", "owners")
-
-    def __init__(self, mappings: Mappings, message: Batch) -> None:
-        lease = mappings.lease
-        self.owners = [lease(place) for place in message.leaves]
-        self.nbytes = sum(place.nbytes for place in message.leaves)
-        self.body: Any = message.body
-        if not isinstance(message.body, bytes):
-            self.body = lease(message.body)
-            self.nbytes += message.body.nbytes
-
-    def unpack(self) -> Any:
-        """The batch, its large leaves on the memory that the worker wrote."""
-        return unpack(self.body, self.owners)
-
-
-class Worker:
-    """One process: its place, its link, and its memory as seen from here."""
-
-    def __init__(self, slot: int, generation: int, key: int, link: Link, page: StatusPage) -> None:
-        self.slot = slot
-        self.generation = generation
-        self.key = key
-        self.link = link
-        self.page = page
-        self.mappings = Mappings(link.release)
-        self.pid = 0  # known when it is ready
-        self.ending = False
-        self.waits_to_write = False
 
 
 class Who(NamedTuple):
@@ -348,29 +311,3 @@ def _close_all(workers: dict[int, Worker], duplicates: dict[int, int]) -> None:
     for duplicate in duplicates.values():
         os.close(duplicate)
     duplicates.clear()
-
-
-def describe(worker: Worker, exit: Exit, sample: Any, known: bool) -> WorkerLost:
-    """The error for a worker that has gone, in words."""
-    status = worker.page.read()
-    if exit.signal:
-        name = signal.Signals(exit.signal).name if exit.signal in signal.valid_signals() else str(exit.signal)
-        how = f"was killed by signal {name}"
-    else:
-        how = f"exited unexpectedly with code {exit.exit_code}"
-    doing = {Doing.FETCHING: "fetching", Doing.COLLATING: "collating", Doing.WAITING: "waiting for memory"}
-    what = f" while {doing[status.doing]}" if status.doing in doing else ""
-    which = f" sample {sample!r}" if known and status.doing is Doing.FETCHING else ""
-    batch = f" (batch {status.seq})" if status.seq >= 0 else ""
-    hint = ""
-    if exit.signal == signal.SIGKILL:
-        hint = " SIGKILL often is the kernel's out-of-memory killer (see `dmesg`): use fewer workers or memory_limit=."
-    peak = f" Its peak memory was {exit.peak / 1e6:.0f} MB." if exit.peak else ""
-    return WorkerLost(
-        f"DataLoader worker (pid {worker.pid or 'unknown'}) {how}{what}{which}{batch}.{peak}{hint}",
-        worker=worker.slot,
-        pid=worker.pid,
-        signal=exit.signal,
-        exit_code=exit.exit_code,
-        sample=sample if known else None,
-    )

@@ -38,8 +38,10 @@ from aloader.engine.events import (
     WorkerLost,
     WorkerReady,
 )
-from aloader.pool.crew import Crew, Worker, describe
+from aloader.errors import LoaderClosed
+from aloader.pool.crew import Crew
 from aloader.pool.starter import Exit
+from aloader.pool.workers import Worker, describe
 from aloader.stats import EpochCounts
 
 
@@ -115,7 +117,7 @@ class Epoch:
     def take(self) -> Any:
         """The next batch. Raises what failed in its place, and StopIteration at the end."""
         if not self._ready:
-            return self._at_end()
+            raise self._end()
         outcome = self._ready.popleft()
         try:
             if isinstance(outcome, Deliver):
@@ -239,9 +241,12 @@ class Epoch:
     def _finish(self, command: Finish) -> None:
         self.finished = True
 
-    def _at_end(self) -> Any:
+    def _end(self) -> BaseException:
+        """What is raised when nothing is left: the sampler's error once, and from then on the end."""
+        if not self.finished:
+            return LoaderClosed("the loader was closed while a batch was waited for")
         error, self._source_error = self._source_error, None
-        raise error if error is not None else StopIteration
+        return error if error is not None else StopIteration()
 
     def _sample(self, epoch: int, seq: int, position: int) -> Any:
         """The index at a position of a ticket of this epoch, None where that is not known."""

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
 import sys
+import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -133,10 +135,29 @@ class WorkerPool:
         self._closed = True
         for crew in list(self._crews):
             crew.end()
+        self._wait_gone()
+        self.drop()
+
+    def drop(self) -> None:
+        """End every process at once: nobody will use them any more."""
+        self._closed = True
+        for crew in list(self._crews):
             crew.detach()
         self._owners.clear()
         if self._end is not None:
             self._end()
+
+    def _wait_gone(self) -> None:
+        """Give the workers time to leave their datasets' `async with`."""
+        if self._starter is None:
+            return
+        poll = select.poll()
+        for fd in self._starter.watched():
+            poll.register(fd, select.POLLIN)
+        deadline = time.monotonic() + 2 * options.CLOSE_GRACE
+        while any(crew.alive for crew in self._crews) and time.monotonic() < deadline:
+            poll.poll(20)
+            self.read_reports()
 
     def __enter__(self) -> WorkerPool:
         return self

@@ -14,7 +14,7 @@ from aloader.pool.asynchronous import AsyncBatches
 T = TypeVar("T")
 
 
-class _Loop:
+class PrivateLoop:
     """A loop that runs in a thread until it is told to stop."""
 
     def __init__(self) -> None:
@@ -38,6 +38,10 @@ class _Loop:
             future.cancel()
             raise
 
+    def join(self, timeout: float) -> None:
+        """Wait for the thread to end."""
+        self._thread.join(timeout)
+
     def stop(self) -> None:
         """End the thread once what it does at the moment is done. Waits for nobody."""
         if not self.loop.is_closed():
@@ -50,16 +54,16 @@ class PrivateLoopBatches:
     def __init__(self, crew: Any, open_batches: Callable[[], AsyncBatches], owner: Any) -> None:
         self._owner = owner
         self._crew = crew
-        self._loop = _Loop()
-        self._finalizer = weakref.finalize(self, _abandon, self._loop, crew)
-        self._batches = self._loop.call(_called(open_batches))
+        self.loop = PrivateLoop()
+        self._finalizer = weakref.finalize(self, _abandon, self.loop, crew)
+        self._batches = self.loop.call(_called(open_batches))
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
         try:
-            return self._loop.call(_next(self._batches))
+            return self.loop.call(_next(self._batches))
         except StopAsyncIteration:
             self.close()
             raise StopIteration from None
@@ -71,9 +75,9 @@ class PrivateLoopBatches:
         """Leave the dataset's `async with`, and end the thread. Idempotent."""
         if self._finalizer.detach() is not None:
             try:
-                self._loop.call(_close(self._batches, self._crew))
+                self.loop.call(_close(self._batches, self._crew))
             finally:
-                self._loop.stop()
+                self.loop.stop()
 
     def __getstate__(self) -> Any:
         raise NotImplementedError(f"{type(self).__name__} cannot be pickled")
@@ -92,7 +96,7 @@ async def _close(batches: AsyncBatches, crew: Any) -> None:
     await crew.aclose()
 
 
-def _abandon(loop: _Loop, crew: Any) -> None:
+def _abandon(loop: PrivateLoop, crew: Any) -> None:
     """The iterator has been dropped: the dataset is left on its loop, and nobody waits for that."""
 
     async def end() -> None:

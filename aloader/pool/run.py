@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ class PreparedSource(Protocol):
     def draw(self) -> Any: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Run:
     """`job` is None where the crew's workers run already. `batch_timeout` is in seconds, 0 for none."""
 
@@ -35,6 +36,7 @@ class Run:
     persistent: bool
     batch_timeout: float
     ended: bool = False
+    on_end: Callable[[], object] | None = None  # lets whoever waits notice
 
     @property
     def heavy(self) -> bool:
@@ -75,6 +77,8 @@ class Run:
             self.crew.detach()
         else:
             self.crew.end(grace)
+        if self.on_end is not None:
+            self.on_end()
 
     def patience(self, waited: float) -> float | None:
         """Seconds that a consumer who has waited for `waited` goes on waiting; None: without end; 0: it is late.
@@ -95,10 +99,10 @@ class Run:
         )
 
 
-def snapshot(run: Run | None, epoch: int) -> LoaderStats:
+def snapshot(run: Run | None) -> LoaderStats:
     """What a loader's latest run has done and holds."""
     if run is None:
-        return LoaderStats(epoch=epoch)
+        return LoaderStats()
     counts, held = run.epoch.counts, run.epoch.statistics
     memory = [worker.mappings for worker in run.crew.workers.values() if hasattr(worker, "mappings")]
     return LoaderStats(

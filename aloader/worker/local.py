@@ -145,6 +145,14 @@ class LocalCrew:
         if self._leave is not None:
             self._leave.set()
 
+    def abandon(self) -> None:
+        """The loader has been dropped, perhaps in the middle of anything: end in a later step of the loop."""
+        loop = self._loop
+        if loop is not None and loop.is_running():
+            loop.call_soon_threadsafe(self.end)
+        else:
+            self.end()
+
     async def aclose(self) -> None:
         """The same, and wait for it."""
         tasks, holder = list(self._tasks.values()), self._holder

@@ -325,3 +325,62 @@ def test_worker_init_fn_runs_once_per_worker_after_seeding():
 class Marked(Numbers):
     def __getitem__(self, index):
         return self.mark
+
+
+@pytest.mark.asyncio
+async def test_closing_wakes_whoever_waits():
+    loader = DataLoader(Slow(8), num_workers=1)
+    waiting = asyncio.ensure_future(anext(aiter(loader)))
+    other = asyncio.ensure_future(anext(aiter(loader)))
+    await asyncio.sleep(0)
+    await loader.aclose()
+    for task in (waiting, other):
+        with pytest.raises(LoaderClosed):
+            await task
+
+
+class Slow(Numbers):
+    def __getitem__(self, index):
+        import time
+
+        time.sleep(60)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_dropping_the_loader_ends_its_processes_without_the_collector(persistent):
+    import psutil
+
+    gc.collect()
+    gc.disable()
+    try:
+        loader = DataLoader(Stamped(400), batch_size=4, num_workers=2, persistent_workers=persistent)
+        batch = next(iter(loader))
+        processes = psutil.Process().children(recursive=True)
+        assert len(processes) >= 4
+        del loader
+        _, alive = psutil.wait_procs(processes, timeout=5)
+        assert alive == []
+        check(batch)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_closing_leaves_the_datasets_async_with(workers, tmp_path):
+    with DataLoader(Leaves(20, tmp_path / "left"), num_workers=workers) as loader:
+        for _ in loader:
+            break
+    assert (tmp_path / "left").read_text() == "left"
+
+
+class Leaves(AsyncNumbers):
+    def __init__(self, n, path):
+        super().__init__(n)
+        self.path = path
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *exc):
+        await asyncio.sleep(0)
+        self.path.write_text("left")

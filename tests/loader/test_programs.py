@@ -310,3 +310,37 @@ with DataLoader(Many(600), batch_size=2, num_workers=2, persistent_workers=True)
     with program(tmp_path, body) as running:
         ended = running.end()
         assert ended.out.splitlines()[1] == "True True", ended
+
+
+def test_an_async_dataset_without_workers_may_be_dropped_anywhere(tmp_path):
+    body = """
+class Async(Data):
+    async def __aenter__(self):
+        print("in")
+        return self
+    async def __aexit__(self, *exc):
+        print("out")
+    async def __getitem__(self, i):
+        await asyncio.sleep(0.001)
+        return i
+
+async def main(drop):
+    loader = DataLoader(Async(400), batch_size=2)
+    async for batch in loader:
+        break
+    if drop:
+        del loader
+        while len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0)
+
+asyncio.run(main(False))
+asyncio.run(main(True))
+for batch in DataLoader(Async(400), batch_size=2):
+    break
+"""
+    with program(tmp_path, body) as running:
+        ended = running.end()
+        assert ended.err == ""
+        assert ended.out.split()[2:8] == ["in", "out", "in", "out", "in", "out"][: len(ended.out.split()[2:8])], ended
+        assert ended.out.split().count("in") == 3
+        assert running.left(CLOSED) == []

@@ -1,0 +1,1 @@
+"""PIN and COPY: between shared memory and an accelerator."""

@@ -1,0 +1,74 @@
+"""One worker process as the parent knows it, what comes from it, and how its death is told. Nothing waits here."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from aloader.channel.leases import Mappings
+from aloader.channel.link import Link
+from aloader.channel.messages import Batch
+from aloader.channel.payload import unpack
+from aloader.channel.status import Doing, StatusPage
+from aloader.errors import WorkerLost
+from aloader.pool.starter import Exit
+
+
+class Arrived:
+    """A batch in shared memory, not unpickled yet. Dropping it ends its leases."""
+
+    __slots__ = ("body", "nbytes", "owners")
+
+    def __init__(self, mappings: Mappings, message: Batch) -> None:
+        lease = mappings.lease
+        self.owners = [lease(place) for place in message.leaves]
+        self.nbytes = sum(place.nbytes for place in message.leaves)
+        self.body: Any = message.body
+        if not isinstance(message.body, bytes):
+            self.body = lease(message.body)
+            self.nbytes += message.body.nbytes
+
+    def unpack(self) -> Any:
+        """The batch, its large leaves on the memory that the worker wrote."""
+        return unpack(self.body, self.owners)
+
+
+class Worker:
+    """One process: its place, its link, and its memory as seen from here."""
+
+    def __init__(self, slot: int, generation: int, key: int, link: Link, page: StatusPage) -> None:
+        self.slot = slot
+        self.generation = generation
+        self.key = key
+        self.link = link
+        self.page = page
+        self.mappings = Mappings(link.release)
+        self.pid = 0  # known when it is ready
+        self.ending = False
+        self.waits_to_write = False
+
+
+def describe(worker: Worker, exit: Exit, sample: Any, known: bool) -> WorkerLost:
+    """The error for a worker that has gone, in words."""
+    status = worker.page.read()
+    if exit.signal:
+        name = signal.Signals(exit.signal).name if exit.signal in signal.valid_signals() else str(exit.signal)
+        how = f"was killed by signal {name}"
+    else:
+        how = f"exited unexpectedly with code {exit.exit_code}"
+    doing = {Doing.FETCHING: "fetching", Doing.COLLATING: "collating", Doing.WAITING: "waiting for memory"}
+    what = f" while {doing[status.doing]}" if status.doing in doing else ""
+    which = f" sample {sample!r}" if known and status.doing is Doing.FETCHING else ""
+    batch = f" (batch {status.seq})" if status.seq >= 0 else ""
+    hint = ""
+    if exit.signal == signal.SIGKILL:
+        hint = " SIGKILL often is the kernel's out-of-memory killer (see `dmesg`): use fewer workers or memory_limit=."
+    peak = f" Its peak memory was {exit.peak / 1e6:.0f} MB." if exit.peak else ""
+    return WorkerLost(
+        f"DataLoader worker (pid {worker.pid or 'unknown'}) {how}{what}{which}{batch}.{peak}{hint}",
+        worker=worker.slot,
+        pid=worker.pid,
+        signal=exit.signal,
+        exit_code=exit.exit_code,
+        sample=sample if known else None,
+    )
