@@ -38,6 +38,8 @@ import numpy as np
 import torch
 import transport
 
+import aloader
+
 NAP = 0.001
 WORKERS = 2
 BATCH_SIZE = 64
@@ -92,7 +94,7 @@ class Sleeper:
 # -- the flow ----------------------------------------------------------------------------------------------------------
 
 
-def loader(kind: Any = transport.AsyncLoader) -> Any:
+def loader(kind: Any = aloader.DataLoader) -> Any:
     dataset = transport.Images(torch.float32)
     return kind(dataset, batch_size=BATCH_SIZE, num_workers=WORKERS, persistent_workers=True)
 
@@ -225,9 +227,7 @@ async def life(indices: int) -> dict[str, Any]:
         await sleeper.enter("before")
         await asyncio.sleep(0.5)
         await sleeper.enter("construction")
-        batches = transport.AsyncLoader(
-            dataset, batch_size=1024, shuffle=True, num_workers=WORKERS, collate_fn=as_it_is
-        )
+        batches = aloader.DataLoader(dataset, 1024, shuffle=True, num_workers=WORKERS, collate_fn=as_it_is)
         for epoch in ("first", "second"):
             total = count = 0
             await sleeper.enter(f"{epoch} epoch, to its first batch")
@@ -250,7 +250,6 @@ async def life(indices: int) -> dict[str, Any]:
 
 
 def measure_flows(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
-    names = ["torch in a thread", *(["paced", "greedy"] if transport.AsyncLoader is not None else [])]
     found: dict[str, list[dict[str, float]]] = {"idle": []}
     for number in range(options.rounds):
 
@@ -261,7 +260,7 @@ def measure_flows(options: argparse.Namespace) -> dict[str, list[dict[str, float
             return said
 
         measure("idle")
-        for name in names:
+        for name in ("torch in a thread", "paced", "greedy"):
             load = measure(name)
             rate, cores = str(load["rate"]), str(load["cores_elsewhere"])
             measure("without", "--rate", rate, "--cores", cores, title=f"{name}: without")
@@ -309,17 +308,12 @@ def main() -> None:
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     results: dict[str, Any] = {"machine": facts, "flows": measure_flows(options)}
     print(flow_table(results["flows"]), flush=True)
-    if transport.AsyncLoader is None:
-        print("aloader.DataLoader cannot be imported: torch alone")
-    else:
-        harness.say("a whole life")
-        results["life"] = harness.probe(__file__, ["--probe", "life", "--indices", str(options.indices)]).said
-        harness.quiet()
-        lags = results["life"]["lags"]
-        print(f"\na whole life, lag in ms: p50 {lags['p50']:.2f}, p99 {lags['p99']:.2f}, max {lags['max']:.2f}")
-        print(
-            harness.table(["phase", "max"], [[key, f"{value:.2f}"] for key, value in results["life"]["worst"].items()])
-        )
+    harness.say("a whole life")
+    results["life"] = harness.probe(__file__, ["--probe", "life", "--indices", str(options.indices)]).said
+    harness.quiet()
+    lags = results["life"]["lags"]
+    print(f"\na whole life, lag in ms: p50 {lags['p50']:.2f}, p99 {lags['p99']:.2f}, max {lags['max']:.2f}")
+    print(harness.table(["phase", "max"], [[key, f"{value:.2f}"] for key, value in results["life"]["worst"].items()]))
     if options.json:
         Path(options.json).write_text(json.dumps(results, indent=1))
 

@@ -30,11 +30,13 @@ from typing import Any
 import harness
 import numpy as np
 import torch
-import transport
+
+import aloader
 
 SLOW_MODULE = "a_module_that_imports_for_a_while"
 SLOW_SECONDS = 3.0
 WORKERS = 2
+OURS = ("aloader async", "aloader for")
 
 
 class Small:
@@ -107,9 +109,9 @@ def firsts(contender: str, dataset: Any, workers: int) -> dict[str, float]:
             make = lambda: torch.utils.data.DataLoader(dataset, multiprocessing_context=context, **options)  # noqa: E731
             return firsts_by_for(make)
         case "aloader async":
-            return asyncio.run(firsts_by_async_for(lambda: transport.AsyncLoader(dataset, **options)))
+            return asyncio.run(firsts_by_async_for(lambda: aloader.DataLoader(dataset, **options)))
         case "aloader for":
-            return firsts_by_for(lambda: transport.AsyncLoader(dataset, **options))
+            return firsts_by_for(lambda: aloader.DataLoader(dataset, **options))
     raise ValueError(contender)
 
 
@@ -133,7 +135,7 @@ def be_a_probe(options: argparse.Namespace) -> None:
 
 
 def measure_firsts(options: argparse.Namespace, folder: str) -> dict[str, dict[str, list[dict[str, float]]]]:
-    names = ["torch fork", *options.ours]
+    names = ["torch fork", *OURS]
     slow_names = [*names, "torch spawn"]
     found: dict[str, dict[str, list[dict[str, float]]]] = {
         "small": {name: [] for name in names},
@@ -157,7 +159,7 @@ def measure_memory(options: argparse.Namespace, folder: str) -> dict[str, dict[s
         return harness.probe(__file__, [*arguments, "--nbytes", str(nbytes)], watch=True).pss
 
     found: dict[str, dict[str, float]] = {}
-    for name, counts in [("nothing", [0]), ("torch fork", [1, 4, 8]), *((ours, [1, 4, 8]) for ours in options.ours)]:
+    for name, counts in [("nothing", [0]), *((name, [1, 4, 8]) for name in ("torch fork", *OURS))]:
         found[name] = {}
         for workers in counts:
             harness.say(f"memory: {name}, {workers} workers")
@@ -197,7 +199,6 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     options.rounds = options.rounds or (1 if options.quick else 5)
     options.nbytes = options.nbytes or (200_000_000 if options.quick else 1_000_000_000)
-    options.ours = [] if transport.AsyncLoader is None else ["aloader async", "aloader for"]
     return options
 
 
@@ -208,8 +209,6 @@ def main() -> None:
         return be_a_probe(options)
     facts = harness.machine()
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
-    if transport.AsyncLoader is None:
-        print("aloader.DataLoader cannot be imported: torch alone")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, f"{SLOW_MODULE}.py").write_text(f"import time\n\ntime.sleep({SLOW_SECONDS})\n")
         results: dict[str, Any] = {"machine": facts, "firsts": measure_firsts(options, folder)}

@@ -83,6 +83,16 @@ class Images:
         return self.data[index % DISTINCT]
 
 
+class Made:
+    """As the float32 images, but each made when it is asked for: a dataset that itself holds nothing."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((3, 224, 224), float(index % DISTINCT))
+
+
 class Features:
     """A dict of 40 small tensors; every element of a sample is its number."""
 
@@ -198,10 +208,14 @@ CASES = {
     "tiny": Case("32 ints", 32, lambda _: Numbers(), check_numbers, stack=False),
     "float64": Case("64×3×224×224 float32, 38 MB", 64, lambda _: Images(torch.float32), check_floats),
     "float256": Case("256×3×224×224 float32, 154 MB", 256, lambda _: Images(torch.float32), check_floats),
+    "made256": Case("256×3×224×224 float32, 154 MB, each sample made", 256, lambda _: Made(), check_floats),
     "uint8": Case("64×3×224×224 uint8, 9.6 MB", 64, lambda _: Images(torch.uint8), check_bytes),
     "dict": Case("32 × a dict of 40 tensors of 16 float32", 32, lambda _: Features(), check_features, stack=False),
     "files": Case("64 files of 16 KiB, 1 MB", 64, lambda folder: Files.write(folder), check_bytes),
 }
+
+#: Only by name: what memory large batches take, without the dataset's own.
+BESIDE = {"made256"}
 
 
 # -- contenders --------------------------------------------------------------------------------------------------------
@@ -359,7 +373,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="turns of each contender (7; quick: 3)")
     parser.add_argument("--seconds", type=float, help="length of a turn (1; quick: 0.3)")
     parser.add_argument("--quick", action="store_true", help="a first look, not to be quoted")
-    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--case", nargs="+", choices=CASES, default=[name for name in CASES if name not in BESIDE])
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--no-costs", action="store_true", help="rates only: nothing in processes of its own")
     parser.add_argument("--json", metavar="FILE", help="every figure of every round")
