@@ -86,9 +86,10 @@ class Batches:
         try:
             if run.closed and not epoch.finished:
                 raise LoaderClosed("this iterator has been closed; iterate the loader again")
-            if epoch.available and not run.ended:
+            if not epoch.available:
+                self._wait_for_batch(run)
+            elif not run.ended:
                 self._watcher.wait(0)  # what has arrived is read in every call, so that no worker runs out of tickets
-            self._wait_for_batch(run)
             return epoch.take()
         finally:
             self._since = time.perf_counter()

@@ -1,0 +1,169 @@
+"""The byte budget: undelivered batches stay within `memory_limit`, whoever makes them, and nothing gets stuck on it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from aloader import DataLoader
+from aloader.channel.job import Carried, Job, load
+from aloader.pool.limits import default_memory_limit, parse_bytes
+
+from .samples import AsyncNumbers, Numbers, Stamped, as_list, check
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+BATCH = 4 * 120_000  # bytes of a batch of four from `Stamped`
+
+
+class AsyncStamped(AsyncNumbers):
+    async def __getitem__(self, index):
+        return torch.full((30_000,), float(index)), index
+
+
+class Uneven(Numbers):
+    """Every seventh batch is much larger than the others."""
+
+    def __getitem__(self, index):
+        return torch.full((200_000 if index // 4 % 7 == 3 else 20_000,), float(index)), index
+
+
+@pytest.mark.parametrize("dataset", [Stamped, AsyncStamped])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("limit", [1, 3 * BATCH])
+def test_a_tight_limit_changes_nothing_but_the_pace(dataset, workers, limit):
+    if workers == 0 and dataset is Stamped:
+        pytest.skip("nothing is fetched ahead")
+    with DataLoader(dataset(80), batch_size=4, num_workers=workers, memory_limit=limit) as loader:
+        for _ in range(2):
+            assert [i for batch in loader for i in check(batch)] == list(range(80))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_arenas_stay_within_the_limit(in_order):
+    limit = 4 * BATCH
+    most = 0
+    with DataLoader(
+        Stamped(240), batch_size=4, num_workers=2, prefetch_factor=8, memory_limit=limit, in_order=in_order
+    ) as loader:
+        for batch in loader:
+            check(batch)
+            most = max(most, loader.stats().arena_bytes)
+    # One batch per worker beyond the limit, what the consumer holds, and the doubling of segments.
+    assert most <= 2 * (limit + 4 * BATCH)
+
+
+def test_sizes_that_vary_wildly_pass_through_a_tight_limit():
+    with DataLoader(Uneven(160), batch_size=4, num_workers=2, memory_limit=1_000_000) as loader:
+        assert [i for batch in loader for i in check(batch)] == list(range(160))
+
+
+@pytest.mark.parametrize("collate", [as_list, None])
+def test_a_users_collate_function_is_within_the_limit_too(collate):
+    with DataLoader(Stamped(80), batch_size=4, num_workers=2, memory_limit=BATCH, collate_fn=collate) as loader:
+        batches = list(loader)
+    assert len(batches) == 20
+    for n, batch in enumerate(batches):
+        data = torch.stack([sample[0] for sample in batch]) if collate else batch[0]
+        assert data[:, 0].tolist() == [4.0 * n + k for k in range(4)]
+
+
+def test_batches_that_the_dataset_keeps_are_not_overwritten():
+    with DataLoader(Hoarder(60), batch_size=2, num_workers=1, collate_fn=hoard) as loader:
+        for n, (batch, first) in enumerate(loader):
+            assert (batch == batch[:, :1]).all()
+            assert batch[0, 0] == 2 * n
+            assert (first == first[:, :1]).all()
+            assert first[0, 0] == 0
+
+
+class Hoarder(Numbers):
+    def __getitem__(self, index):
+        return torch.full((40_000,), float(index))
+
+
+def hoard(samples, kept=[]):  # noqa: B006  (it is the point: state in the worker)
+    kept.append(torch.utils.data.default_collate(samples))
+    return kept[-1], kept[0]
+
+
+def test_tiny_batches_need_no_arena():
+    with DataLoader(Numbers(400), batch_size=32, num_workers=2) as loader:
+        for _ in loader:
+            assert loader.stats().arena_bytes == 0
+
+
+def test_many_small_leaves_travel_in_one_block():
+    class Forty(Numbers):
+        def __getitem__(self, index):
+            return {f"k{n}": torch.full((250,), index * 100 + n) for n in range(40)}
+
+    with DataLoader(Forty(64), batch_size=8, num_workers=1) as loader:
+        for n, batch in enumerate(loader):
+            for k in range(40):
+                assert batch[f"k{k}"][:, 0].tolist() == [(8 * n + i) * 100 + k for i in range(8)]
+            assert loader.stats().leased_bytes == 0, "small leaves hold no arena memory"
+
+
+def test_a_job_is_written_once_and_compared_by_its_bytes():
+    data = {"a": np.arange(100_000), "b": torch.arange(5), "c": "text"}
+    first = Carried(Job(data, as_list, None, {}), b"")
+    first.write()
+    job = load(first.fd, first.size)
+    assert job.dataset["a"].tolist() == data["a"].tolist()
+    assert job.dataset["c"] == "text"
+    job.dataset["a"][0] = 7  # a worker's own copy
+    assert Carried(Job(data, as_list, None, {}), b"").same_as(first)
+    data["a"][99_999] += 1
+    assert not Carried(Job(data, as_list, None, {}), b"").same_as(first)
+    first.close()
+    del job
+    gc.collect()
+
+
+def test_a_large_captured_global_is_named():
+    big = np.zeros(110 << 20, np.uint8)
+
+    def collate(samples, big=None):
+        return samples[0], BIG.nbytes
+
+    collate.__globals__["BIG"] = big
+    collate.__module__ = "__main__"
+    try:
+        with DataLoader(Numbers(2), num_workers=1, collate_fn=collate) as loader:
+            with pytest.warns(UserWarning, match=r"captured globals: BIG \(captured by function .*collate"):
+                assert next(iter(loader)) == (0, big.nbytes)
+    finally:
+        del collate.__globals__["BIG"]
+
+
+BIG: np.ndarray
+
+
+@pytest.mark.parametrize(("text", "value"), [("8GiB", 8 << 30), ("500 MB", 500_000_000), ("1.5kib", 1536), (7, 7)])
+def test_bytes_in_words(text, value):
+    assert parse_bytes(text) == value
+
+
+@pytest.mark.parametrize("value", ["", "many", "-1", 0, -5, True, "0", "8 XB"])
+def test_bytes_that_are_none(value):
+    with pytest.raises(ValueError, match="memory_limit should be a positive number of bytes"):
+        parse_bytes(value)
+
+
+def test_the_default_limit_is_shared_by_the_ranks_of_a_machine(monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    alone = default_memory_limit()
+    assert alone < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 3
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert default_memory_limit() == alone // 2
+
+
+def test_iterators_are_not_pickled():
+    with DataLoader(Numbers(4), num_workers=1) as loader, pytest.raises(NotImplementedError):
+        pickle.dumps(iter(loader))
