@@ -30,6 +30,13 @@ FIRST_ALLOWANCE: Final = MIB
 #: Undelivered bytes up to which the window is twice torch's; beyond, torch's own window bounds peak memory.
 WIDE_WINDOW_BYTES: Final = 256 * MIB
 
+#: Reserved bytes beyond which only one batch more than there are workers is made ahead, unless the user says otherwise
+#: (`memory_limit`, `prefetch_factor`): where batches are large, peak memory counts for more than smoothing.
+LEAN_BYTES: Final = 256 * MIB
+
+#: From this size on, a leaf has a segment of its own: nothing is wasted on doubling, and it can go back alone.
+LARGE_LEAF_BYTES: Final = 64 * MIB
+
 #: Samples in flight of the whole loader, and the bounds of one worker's share: stores limit requests.
 CONCURRENCY: Final = 256
 CONCURRENCY_PER_WORKER: Final = (4, 64)

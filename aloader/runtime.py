@@ -51,6 +51,7 @@ class Settings(Protocol):
     in_order: bool
     concurrency: int | None
     explicit_prefetch: int | None
+    memory_limit: int | str | None
     memory_bytes: int
     is_async: bool
 
@@ -233,4 +234,6 @@ def _bounds(loader: Settings, slots: int) -> DispatcherConfig:
         credit = options.async_credit(_share(loader), loader.batch_size or 1)
     narrow = credit * slots
     wide = 2 * narrow if is_pure(loader._index_sampler) else narrow
-    return DispatcherConfig(slots, credit, wide, narrow, loader.memory_bytes, loader.in_order)
+    own_bounds = loader.explicit_prefetch is not None or loader.memory_limit is not None or loader.is_async
+    lean = None if own_bounds else options.LEAN_BYTES
+    return DispatcherConfig(slots, credit, wide, narrow, loader.memory_bytes, loader.in_order, lean)

@@ -8,8 +8,9 @@ the parent's lease. It is free only when **both** have let go: a byte under a li
 
 Recycled pages are ten times faster to write than new ones, so segments are filled from the first one on, and the
 lowest place that fits is taken. A segment is never resized or remapped; growing means one more, twice as large as the
-last. One that has become empty and is not needed goes back to the system, and the parent unmaps first: whoever unmaps
-last pays for freeing the pages (0.4 s per GiB), and that must not be the user's process.
+last; a leaf of 64 MiB and more has a segment of just its size, which other leaves of that size use again. A segment
+that has become empty and is not needed goes back to the system, and the parent unmaps it first: whoever unmaps last
+pays for freeing the pages (0.4 s per GiB), and that must not be the user's process.
 
 Only the worker's main thread calls this, but owners may die in any thread: their callbacks only hand over.
 """
@@ -88,12 +89,13 @@ class FreeList:
 
 
 class Segment(NamedTuple):
-    """A mapped piece of memory and what is free in it."""
+    """A mapped piece of memory and what is free in it; `shared` by many leaves, or made for one large one."""
 
     number: int
     memory: mmap.mmap
     address: int
     free: FreeList
+    shared: bool
 
 
 class Block:
@@ -148,7 +150,9 @@ class Arena:
         if self._ticket % 32 == 0:
             self._peaks = [self._live, self._peaks[0]]
         self._collect()
-        if nbytes and all(segment.free.longest < nbytes for segment in self._segments.values()):
+        if 0 < nbytes < options.LARGE_LEAF_BYTES and not any(
+            segment.free.longest >= nbytes for segment in self._segments.values() if segment.shared
+        ):
             self._grow(nbytes)
 
     def allocate(self, nbytes: int) -> np.ndarray:
@@ -208,8 +212,9 @@ class Arena:
         return self._live
 
     def _place(self, length: int) -> Block:
+        large = length >= options.LARGE_LEAF_BYTES
         for segment in self._segments.values():
-            if segment.free.free_bytes >= length:
+            if segment.free.free_bytes >= length and segment.shared is not large:
                 offset = segment.free.allocate(length)
                 if offset is not None:
                     return Block(segment, offset, length, self._ticket)
@@ -219,15 +224,18 @@ class Arena:
         return Block(segment, offset, length, self._ticket)
 
     def _grow(self, nbytes: int) -> Segment:
-        size = max(nbytes, min(2 * self._last_size, options.SEGMENT_BYTES))
+        size, small = nbytes, nbytes < options.LARGE_LEAF_BYTES
+        if small:
+            size = max(nbytes, min(2 * self._last_size, options.SEGMENT_BYTES))
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         fd = shared.create(size)
         memory = shared.attach(fd, size)
         address = np.frombuffer(memory, np.uint8).ctypes.data
-        segment = Segment(self._next_number, memory, address, FreeList(size))
+        segment = Segment(self._next_number, memory, address, FreeList(size), small)
         self._segments[segment.number] = segment
         self._next_number += 1
-        self._last_size = min(size, options.SEGMENT_BYTES)
+        if small:
+            self._last_size = size
         self._capacity += size
         self._announce(segment.number, size, fd)
         return segment
@@ -244,7 +252,7 @@ class Arena:
         del self._blocks[block.address]
         self._live -= block.length
         block.segment.free.release(block.offset, block.length)
-        if self._live == 0:
+        if self._live == 0 and self._largest < options.LARGE_LEAF_BYTES:
             self._peaks = [0, 0]  # nobody holds anything: what there was is no measure of what there will be
         if block.segment.free.empty:
             self._retire_idle()
@@ -252,7 +260,8 @@ class Arena:
     def _retire_idle(self) -> None:
         """Give back empty segments, the largest first: if the rest holds what was needed of late, or if the segment is
         far larger than that (growing again from nothing is cheaper than keeping it)."""
-        needed = max(_SPARE * self._largest, *self._peaks)
+        spare = _SPARE if self._largest < options.LARGE_LEAF_BYTES else _SPARE // 2
+        needed = max(spare * self._largest, *self._peaks)
         for segment in sorted(self._segments.values(), key=lambda s: -s.free.size):
             size = segment.free.size
             if segment.free.empty and (self._capacity - size >= needed or size > 4 * needed > 0):
@@ -260,7 +269,7 @@ class Arena:
                 self._capacity -= size
                 self._retiring[segment.number] = segment
                 self._retire(segment.number)
-        self._last_size = max((s.free.size for s in self._segments.values()), default=0)
+        self._last_size = max((s.free.size for s in self._segments.values() if s.shared), default=0)
 
 
 def _hand_over(orphans: deque[Block], block: Block) -> Callable[[object], None]:

@@ -17,6 +17,7 @@ class DispatcherConfig:
     narrow_window: int  #: the same where they are large, or of unknown size
     memory_limit: int  #: bytes reserved for tickets that are assigned and not consumed
     in_order: bool = True
+    lean_bytes: int | None = None  #: reserved only as far as this, or `slots + 1` batches of the largest size; no bound
     wide_window_bytes: int = options.WIDE_WINDOW_BYTES
     first_allowance: int = options.FIRST_ALLOWANCE
     max_restarts: int = options.MAX_WORKER_RESTARTS

@@ -160,6 +160,7 @@ class Dispatcher:
             commands.append(Discard(batch))
             return
         memory = self._work.memory
+        memory.learn(nbytes)
         memory.reserve(ticket, nbytes)
         memory.allowance = nbytes
         self._delivery.land(seq, Deliver(seq, batch), nbytes, commands)

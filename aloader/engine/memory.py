@@ -16,15 +16,27 @@ class Memory:
     """What is reserved of `limit`, and the seqs that wait for more (a heap).
 
     A seq in `waiting` whose ticket `wants` nothing any more is stale, and dropped when it comes up.
+
+    Where batches are large, a lean budget keeps peak memory down: `lean_bytes`, or what `lean_batches` of the largest
+    batch so far take, if that is more; never more than the limit.
     """
 
-    __slots__ = ("allowance", "limit", "reserved", "waiting")
+    __slots__ = ("_lean_batches", "_lean_bytes", "_most", "allowance", "limit", "reserved", "waiting")
 
-    def __init__(self, limit: int, allowance: int) -> None:
-        self.limit = limit
+    def __init__(self, limit: int, allowance: int, lean_bytes: int | None = None, lean_batches: int = 0) -> None:
+        self._most = limit
+        self._lean_bytes = limit if lean_bytes is None else lean_bytes
+        self._lean_batches = lean_batches
+        self.limit = min(limit, self._lean_bytes)
         self.allowance = allowance  # what a ticket is given with its assignment: the latest batch's size
         self.reserved = 0
         self.waiting: list[int] = []
+
+    def learn(self, nbytes: int) -> None:
+        """A batch takes `nbytes`."""
+        lean = nbytes * self._lean_batches + nbytes // 2  # half a batch for tickets of unknown size
+        if self.limit < self._most and lean > self.limit:
+            self.limit = min(self._most, lean)
 
     def fits(self, ticket: Ticket, nbytes: int) -> bool:
         return self.reserved - ticket.reserved + nbytes <= self.limit

@@ -23,7 +23,7 @@ class Work:
 
     def __init__(self, config: DispatcherConfig, delivery: Delivery) -> None:
         self._delivery = delivery
-        self.memory = Memory(config.memory_limit, config.first_allowance)
+        self.memory = Memory(config.memory_limit, config.first_allowance, config.lean_bytes, config.slots + 1)
         self.slots = make_slots(config.slots, config.credit, in_order=config.in_order)
         self.cycle: deque[Lane] = deque(dict.fromkeys(slot.lane for slot in self.slots))  # live lanes, the next first
         self.tickets: dict[int, Ticket] = {}  # queued and held
@@ -74,6 +74,7 @@ class Work:
         if ticket.wants is None:
             self.under_way -= 1
         ticket.wants = None
+        self.memory.learn(nbytes)
         if nbytes <= ticket.reserved or self.memory.ask(ticket, nbytes):
             self._grant(ticket, commands)
 

@@ -4,21 +4,29 @@ already runs (notebooks), and where none does."""
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Self, TypeVar
 
+from aloader import options
 from aloader.pool.asynchronous import AsyncBatches
 
 T = TypeVar("T")
 
 
 class PrivateLoop:
-    """A loop that runs in a thread until it is told to stop."""
+    """A loop that runs in a thread until it is told to stop, at the latest when the interpreter ends.
 
-    def __init__(self) -> None:
+    (A daemon thread that is torn out of torch's code at that moment ends the process with "terminate called".)
+    """
+
+    def __init__(self, crew: Any) -> None:
         self.loop = asyncio.new_event_loop()
+        self._at_exit = partial(_leave, self, crew)
+        atexit.register(self._at_exit)
         self._thread = threading.Thread(target=self._run, name="aloader-loop", daemon=True)
         self._thread.start()
 
@@ -28,6 +36,7 @@ class PrivateLoop:
         finally:
             self.loop.run_until_complete(self.loop.shutdown_default_executor())
             self.loop.close()
+            atexit.unregister(self._at_exit)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine there and wait for it. An interrupted caller cancels it."""
@@ -54,7 +63,7 @@ class PrivateLoopBatches:
     def __init__(self, crew: Any, open_batches: Callable[[], AsyncBatches], owner: Any) -> None:
         self._owner = owner
         self._crew = crew
-        self.loop = PrivateLoop()
+        self.loop = PrivateLoop(crew)
         self._finalizer = weakref.finalize(self, _abandon, self.loop, crew)
         self._batches = self.loop.call(_called(open_batches))
 
@@ -105,3 +114,9 @@ def _abandon(loop: PrivateLoop, crew: Any) -> None:
 
     if not loop.loop.is_closed():
         asyncio.run_coroutine_threadsafe(end(), loop.loop)
+
+
+def _leave(loop: PrivateLoop, crew: Any) -> None:
+    """The interpreter ends."""
+    _abandon(loop, crew)
+    loop.join(2 * options.CLOSE_GRACE)

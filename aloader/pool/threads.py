@@ -40,7 +40,7 @@ async def in_thread(function: Callable[[], T]) -> T:
         except RuntimeError:
             pass  # the loop has been closed: nobody waits
 
-    threading.Thread(target=run, name="aloader-work", daemon=True).start()
+    threading.Thread(target=run, name="aloader-work").start()  # no daemon: torch must not be torn from a thread
     return await future
 
 
@@ -59,4 +59,4 @@ def dispose(memories: list[mmap.mmap], then: Callable[[], None] | None = None) -
     if sum(map(len, memories)) <= _QUICK:
         run()
     else:
-        threading.Thread(target=run, name="aloader-unmap", daemon=True).start()
+        threading.Thread(target=run, name="aloader-unmap").start()

@@ -52,6 +52,8 @@ def _work(bench: Bench, ticket: Ticket) -> None:
         need = bench.need_before(samples)
         if need > ticket.allowance and not _wait_for_memory(bench, ticket, need):
             return
+        if need:
+            bench.receive()  # leases that have ended since: their memory is used again, and no new one touched
         collated = bench.collate(ticket, samples, need)
         if collated.missing + need > max(ticket.allowance, need) and not _wait_for_memory(
             bench, ticket, collated.missing + need

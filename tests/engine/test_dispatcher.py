@@ -255,6 +255,25 @@ def test_who_waits_for_memory_is_served_lowest_first_and_nobody_overtakes() -> N
     assert of(Grant, tell(dispatcher, Consumed(0))) == [Grant(1, 0, 1), Grant(2, 0, 2)]
 
 
+def test_a_lean_budget_is_as_much_as_one_batch_more_than_there_are_slots() -> None:
+    dispatcher = make(2, memory_limit=10_000, lean_bytes=50)
+    opened(dispatcher, 4, 0, 1)
+    asked = tell(dispatcher, *(NeedMemory(slot, 0, seq, 100) for slot, seq in ((0, 0), (1, 1), (0, 2), (1, 3))))
+    assert of(Grant, asked) == [Grant(0, 0, 0), Grant(1, 0, 1), Grant(0, 0, 2)], "three batches and a little"
+    assert dispatcher.statistics().memory_limit == 350
+    tell(dispatcher, arrived(0, 0, nbytes=100))
+    assert of(Grant, tell(dispatcher, Consumed(0))) == [Grant(1, 0, 3)]
+
+
+def test_a_lean_budget_never_exceeds_the_limit_and_leaves_small_batches_alone() -> None:
+    dispatcher = make(2, memory_limit=150, lean_bytes=100)
+    opened(dispatcher, 4, 0, 1)
+    assert len(of(Grant, tell(dispatcher, NeedMemory(0, 0, 0, 20), NeedMemory(1, 0, 1, 20)))) == 2
+    assert dispatcher.statistics().memory_limit == 100
+    tell(dispatcher, NeedMemory(0, 0, 2, 90))
+    assert dispatcher.statistics().memory_limit == 150
+
+
 def test_a_ticket_waits_for_its_allowance() -> None:
     dispatcher = make(2, credit=1, memory_limit=100, first_allowance=60)
     assert assigned(opened(dispatcher, 4, 0, 1)) == [(0, 0)]
