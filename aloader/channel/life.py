@@ -9,11 +9,17 @@ process opens the pipe anew. A fork of the user's program must close its copy of
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import signal
 import sys
+from typing import Any
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows, where there are no workers
+    fcntl = None
 
 
 def watch(read_end: int) -> int:

@@ -28,13 +28,14 @@ from aloader.channel import shared
 from aloader.channel.messages import KINDS, TAGS, Message, NewSegment, Released
 
 _HEADER: Final = struct.Struct("<I")
-_TRUNCATED: Final = int(socket.MSG_CTRUNC)
+_HAVE: Final = hasattr(socket, "CMSG_SPACE")  # not on Windows, where this module is only imported
+_TRUNCATED: Final = int(socket.MSG_CTRUNC) if _HAVE else 0
 _BY_DESCRIPTOR: Final = 1 << 31
 _RECEIVE: Final = 1 << 16
 _MOST_BODY: Final = options.BODY_BYTES + 4096  # a batch's own 32 KiB, and what is said around it
 _MOST_FDS: Final = 64
-ANCILLARY: Final = socket.CMSG_SPACE(_MOST_FDS * array.array("i").itemsize)
-RECEIVE_FLAGS: Final = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0)) | int(socket.MSG_DONTWAIT)
+ANCILLARY: Final = socket.CMSG_SPACE(_MOST_FDS * array.array("i").itemsize) if _HAVE else 0
+RECEIVE_FLAGS: Final = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0)) | int(getattr(socket, "MSG_DONTWAIT", 0))
 
 
 class Link:

@@ -7,17 +7,18 @@ move what a driver may have page-locked. Where there is no memfd, a shared-memor
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import secrets
 import sys
 import tempfile
-from typing import Final
+from typing import Any
 
-_SEALS: Final = (
-    getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0) | getattr(fcntl, "F_SEAL_SEAL", 0)
-)
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing of this is used
+    fcntl = None
 
 
 def create(nbytes: int, name: str = "aloader") -> int:
@@ -25,7 +26,7 @@ def create(nbytes: int, name: str = "aloader") -> int:
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, nbytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return fd
     return create_portably(nbytes)
 
