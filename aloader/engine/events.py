@@ -99,9 +99,9 @@ Event = (
 
 
 class Draw(NamedTuple):
-    """Advance the sampler up to `count` times: answer with as many `Drawn`, or with `Exhausted`."""
+    """Advance the sampler up to `tickets` times: answer with as many `Drawn`, or with `Exhausted`."""
 
-    count: int  # type: ignore[assignment]  # a tuple's own method of that name is of no use here
+    tickets: int
 
 
 class Assign(NamedTuple):

@@ -209,7 +209,7 @@ class Epoch:
             self._handling = False
 
     def _draw(self, command: Draw) -> None:
-        for _ in range(command.count):
+        for _ in range(command.tickets):
             try:
                 indices = self._source.draw()
             except StopIteration:

@@ -240,7 +240,7 @@ class Oracle:
             case Draw() | Discard() | Restart():
                 assert command in self.owed, f"{command} was not called for: {self.owed}"
                 self.owed.remove(command)
-                self.pending += command.count if isinstance(command, Draw) else 0
+                self.pending += command.tickets if isinstance(command, Draw) else 0
             case Assign():
                 self._check_assign(command)
             case Grant():
