@@ -70,12 +70,31 @@ def is_async(dataset: Any) -> bool:
 def has_awaitables(fetched: Any) -> bool:
     """Whether what a dataset returned has yet to be awaited."""
     if type(fetched) is list or type(fetched) is tuple:
-        return any(map(_awaitable_type, set(map(type, fetched))))
-    return _awaitable_type(type(fetched)) or inspect.isawaitable(fetched)
+        return any(map(_awaitable_type, set(map(type, fetched)))) or (bool(fetched) and _holds_awaitables(fetched[0]))
+    return _awaitable_type(type(fetched)) or inspect.isawaitable(fetched) or _holds_awaitables(fetched)
+
+
+def _holds_awaitables(sample: Any) -> bool:
+    """Of one sample: torch's `StackDataset` makes tuples or dicts of what its datasets return."""
+    kind = type(sample)
+    if kind is tuple or kind is list:
+        return any(map(_awaitable_type, set(map(type, sample))))
+    return kind is dict and any(map(_awaitable_type, set(map(type, sample.values()))))
 
 
 def _awaitable_type(kind: type) -> bool:
     return hasattr(kind, "__await__")
+
+
+def close_all(fetched: Any) -> None:
+    """Close the coroutines in what a dataset returned, those that were never begun and those that are over alike."""
+    if inspect.iscoroutine(fetched):
+        fetched.close()
+    elif type(fetched) is list or type(fetched) is tuple:
+        for item in fetched:
+            close_all(item)
+    elif type(fetched) is dict:
+        close_all(list(fetched.values()))
 
 
 def fetch_inline(dataset: Any, indices: Any, batched: bool, progress: Progress) -> Any:
@@ -144,20 +163,43 @@ class Fetcher:
                 raise _blamed(-1, error) from None
         if not has_awaitables(fetched):
             return fetched
-        return type(fetched)(await _all(self._one(i, _returning(x), note) for i, x in enumerate(fetched)))
+        try:
+            if type(fetched) is dict:
+                return await self._one(-1, _returning(fetched), note)
+            return type(fetched)(await _all(self._one(i, _returning(x), note) for i, x in enumerate(fetched)))
+        except BaseException:
+            close_all(fetched)  # of those that never had their turn
+            raise
 
     async def _call(self, get: Callable[[], Any]) -> Any:
         if self._threads is None:
             return get()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, get)
+
+        def outcome() -> tuple[Any, BaseException | None]:
+            """Not raised there: a future cannot hold `StopIteration`, and whoever waits for it would wait for ever."""
+            try:
+                return get(), None
+            except BaseException as error:
+                return None, error
+
+        value, error = await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, outcome)
+        if error is not None:
+            raise error
+        return value
 
 
 async def _awaited(value: Any) -> Any:
     if inspect.isawaitable(value):
         return await value
-    if has_awaitables(value):
-        return type(value)([await item if inspect.isawaitable(item) else item for item in value])
-    return value
+    if not has_awaitables(value):
+        return value
+    try:
+        if type(value) is dict:
+            return {key: await _awaited(item) for key, item in value.items()}
+        return type(value)([await _awaited(item) for item in value])
+    except BaseException:
+        close_all(value)
+        raise
 
 
 def _returning(value: Any) -> Callable[[], Any]:
@@ -182,8 +224,10 @@ async def _all(coroutines: Iterator[Coroutine[Any, Any, Any]]) -> Sequence[Any]:
         return []
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in tasks:
-            if task.done() and not task.cancelled() and task.exception() is not None:
+        for position, task in enumerate(tasks):
+            if task.cancelled():  # by the user's code, since it was not us: otherwise nobody would answer the ticket
+                raise Failed(position, asyncio.CancelledError("the sample's own task was cancelled"))
+            if task.done() and task.exception() is not None:
                 task.result()  # the failure that comes first in the batch
         return [task.result() for task in tasks]
     finally:

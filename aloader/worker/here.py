@@ -19,7 +19,7 @@ import torch
 from aloader.channel.messages import Ticket
 from aloader.errors import LoaderBusy, LoaderClosed
 from aloader.worker.bench import blame
-from aloader.worker.fetch import Failed, fetch_inline, has_awaitables
+from aloader.worker.fetch import Failed, close_all, fetch_inline, has_awaitables
 from aloader.worker.local import presentable
 
 _ASYNC_RESULT = (
@@ -47,7 +47,7 @@ class Maker:
         except Failed as failed:
             raise presentable(failed.cause, blame(ticket, failed.position, self._batched)) from failed.cause.__cause__
         if has_awaitables(samples):
-            _close_all(samples)
+            close_all(samples)
             raise TypeError(_ASYNC_RESULT)
         try:
             batch = self._collate_fn(samples)
@@ -145,10 +145,3 @@ def _with_callers_state(make: Callable[[], Any]) -> Callable[[], Any]:
             return make()
 
     return run
-
-
-def _close_all(samples: Any) -> None:
-    for sample in samples if isinstance(samples, list | tuple) else [samples]:
-        close = getattr(sample, "close", None)
-        if close is not None:
-            close()
