@@ -55,7 +55,7 @@ def apply(data: bytes) -> None:
         os.sched_setaffinity(0, context["affinity"])
     for name, level in context["logging"].items():
         logging.getLogger(name or None).setLevel(level)
-    warnings.filters[:] = context["filters"]  # type: ignore[index]
+    warnings.filters[:] = _found_filters(context["filters"])  # type: ignore[index]
     _forget_shown_warnings()
     torch.set_default_dtype(context["dtype"])
     torch.multiprocessing.set_sharing_strategy(context["sharing"])  # type: ignore[no-untyped-call]
@@ -97,15 +97,25 @@ def _levels() -> dict[str, int]:
     return {name: logger.level for name, logger in loggers.items() if logger.level}
 
 
-def _carried_filters() -> list[Any]:
+def _carried_filters() -> list[bytes]:
+    """Each pickled by itself: its class may lie in a module that is only found once `sys.path` is the parent's."""
     kept = []
     for entry in warnings.filters:
         try:
-            cloudpickle.dumps(entry)
+            kept.append(cloudpickle.dumps(entry, 5))
         except Exception:
             continue  # a filter for a class that cannot be carried filters nothing in a worker
-        kept.append(entry)
     return kept
+
+
+def _found_filters(carried: list[bytes]) -> list[Any]:
+    found = []
+    for entry in carried:
+        try:
+            found.append(cloudpickle.loads(entry))
+        except Exception:
+            continue  # nor does one for a class that cannot be imported here
+    return found
 
 
 def _forget_shown_warnings() -> None:
