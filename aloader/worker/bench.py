@@ -6,6 +6,7 @@ samples are fetched and how the answer to a request for memory is waited for.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable
@@ -120,9 +121,7 @@ class Bench:
 
     def need_before(self, samples: Any) -> int:
         """The bytes that collating these samples will take, where that can be known."""
-        if self._by_default or self.job.collate_fn is collate.default_convert:
-            return estimate(samples)
-        return 0
+        return estimate(samples) if self._by_default else 0
 
     def collate(self, ticket: Ticket, samples: Any, need: int) -> Collated:
         """Collate and pickle. Synchronous: nothing else of this worker runs in between."""
@@ -178,7 +177,12 @@ def blame(ticket: Ticket, position: int, batched: bool) -> str:
     """Which sample of a ticket it was, in words."""
     if position < 0:
         return f"while fetching samples {_shortly(ticket.indices)} of batch {ticket.seq} together"
-    index = ticket.indices[position] if batched else ticket.indices  # type: ignore[index]
+    index: Any = ticket.indices
+    if batched:
+        try:
+            index = next(itertools.islice(index, position, None))  # torch takes any iterable: a set, a dict's keys
+        except StopIteration:  # an iterator, which is used up
+            return f"while fetching the sample at position {position} of batch {ticket.seq}"
     return f"while fetching sample {_shortly(index)} of batch {ticket.seq}"
 
 

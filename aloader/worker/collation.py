@@ -42,7 +42,11 @@ class _Stack:
         if nbytes < options.LEASE_BYTES or not _stackable(batch, first):
             return torch.stack(list(batch), 0)
         out = tensor_on(self._arena.allocate(nbytes), code_of(first.dtype), (len(batch), *first.shape))
-        return torch.stack(list(batch), 0, out=out)
+        try:
+            return torch.stack(list(batch), 0, out=out)
+        except RuntimeError:  # shapes, layouts or devices that do not fit: said without `out=`, as torch says it
+            del out
+            return torch.stack(list(batch), 0)
 
 
 def _stackable(batch: Sequence[torch.Tensor], first: torch.Tensor) -> bool:

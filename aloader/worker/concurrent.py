@@ -115,9 +115,10 @@ class _Server:
         """Answer one ticket. Never raises but when it is cancelled: then nobody waits for the answer."""
         try:
             await self._answer(ticket, fetcher)
-        except asyncio.CancelledError:
-            raise
         except BaseException as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # the server's doing; one that the user's code raised is an answer like any other
             self._bench.fail(ticket, error)
         self._flush()
         if not self._tasks:
