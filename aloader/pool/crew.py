@@ -29,7 +29,7 @@ from aloader.channel.messages import (
     Unmapped,
 )
 from aloader.channel.status import StatusPage
-from aloader.pool.starter import Exit, Starter
+from aloader.pool.starter import Exit, Loaded, Starter
 from aloader.pool.threads import dispose
 from aloader.pool.workers import Arrived, Worker
 
@@ -82,15 +82,21 @@ class Crew:
         self.workers: dict[int, Worker] = {}  # by slot
         self.listener: Listener | None = None
         self._host = host
+        self._loaded: Loaded | None = None  # what its workers are started with
         self._by_key: dict[int, Worker] = {}  # also those that are ending
         self.when_gone: Callable[[], object] | None = None  # called when a process has gone
         self._watcher: Watcher | None = None
         self._links = select.poll()
         self._by_link: dict[int, Worker] = {}  # those that are watched, by their links' descriptors
-        self._watched: dict[int, int] = {}  # the starter's descriptors, and this crew's duplicates of them
+        self._watched: dict[Any, int] = {}  # this crew's duplicates of the starter's descriptors, by whose they are
         weakref.finalize(self, _close_all, self._by_key, self._watched)
 
     # -- starting and ending ---------------------------------------------------------------------------------------
+
+    def use(self, loaded: Loaded) -> None:
+        """Start workers with this job: also those that replace others, when the pool has long loaded another."""
+        self._loaded = loaded
+        loaded.users.add(self)
 
     def launch(self, slot: int, generation: int) -> None:
         """Start a worker. It says that it is ready by itself."""
@@ -112,7 +118,7 @@ class Crew:
                 who.context,
             )
         )
-        self._host.starter.start(worker.key, theirs, status)
+        self._host.starter.start(self._loaded, worker.key, theirs, status)
         if self._watcher is not None:
             self._watch(worker)
             self._watch_starter()
@@ -123,6 +129,8 @@ class Crew:
         for worker in list(self.workers.values()):
             self._end(worker, grace)
         self.workers.clear()
+        if self._loaded is not None:
+            self._loaded.users.discard(self)
 
     def _end(self, worker: Worker, grace: float) -> None:
         worker.ending = True
@@ -205,13 +213,13 @@ class Crew:
         """
         if self._watcher is None:
             return
-        now = set(self._host.starter.watched())
-        for fd in self._watched.keys() - now:
-            self._watcher.reading(self._watched[fd], None)
-            os.close(self._watched.pop(fd))
-        for fd in now - self._watched.keys():
-            self._watched[fd] = os.dup(fd)
-            self._watcher.reading(self._watched[fd], self._host.read_reports)
+        now = self._host.starter.watched()
+        for whose in self._watched.keys() - now.keys():
+            self._watcher.reading(self._watched[whose], None)
+            os.close(self._watched.pop(whose))
+        for whose in now.keys() - self._watched.keys():  # not by number: the next socket has the last one's again
+            self._watched[whose] = os.dup(now[whose])
+            self._watcher.reading(self._watched[whose], self._host.read_reports)
 
     def read_all(self) -> None:
         """Take in whatever has arrived, without waiting: one system call where nothing has."""
@@ -303,7 +311,7 @@ class Crew:
         self.flush()
 
 
-def _close_all(workers: dict[int, Worker], duplicates: dict[int, int]) -> None:
+def _close_all(workers: dict[int, Worker], duplicates: dict[Any, int]) -> None:
     """The crew has been dropped, or the program ends: nothing is said to the workers, the starter ends them."""
     for worker in workers.values():
         worker.link.close()

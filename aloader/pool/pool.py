@@ -9,6 +9,7 @@ import itertools
 import os
 import select
 import sys
+import threading
 import time
 import warnings
 import weakref
@@ -19,7 +20,7 @@ from aloader import options
 from aloader.channel.job import Carried, Job
 from aloader.errors import LoaderClosed
 from aloader.pool.crew import Crew, Who
-from aloader.pool.starter import ContextStarter, Starter
+from aloader.pool.starter import ContextStarter, Loaded, Starter
 from aloader.pool.template import TemplateStarter
 
 NO_WORKERS = (
@@ -29,7 +30,7 @@ NO_WORKERS = (
 
 
 class WorkerPool:
-    """`num_workers` processes for loaders to share, and the template that they are forked from.
+    """`num_workers` processes, and the template that they are forked from. A loader makes one for itself.
 
     Use it in one process, from one thread at a time. Dropping it ends every process of it at once; `close()` (or
     `with`) lets datasets leave their `async with` first.
@@ -43,7 +44,8 @@ class WorkerPool:
         self.num_workers = num_workers
         self._context = multiprocessing_context
         self._starter: Starter | None = None
-        self._installed: Carried | None = None
+        self._installed: tuple[Carried, Loaded] | None = None
+        self._installing = threading.Lock()
         self._keys = itertools.count()
         self._owners: dict[int, Crew] = {}  # of every process that has not been reported gone
         self._crews: weakref.WeakSet[Crew] = weakref.WeakSet()
@@ -81,16 +83,24 @@ class WorkerPool:
         """Start the template. Takes milliseconds: in a thread."""
         self._start().open()
 
-    def install(self, job: Job, carried: Carried | None) -> None:
-        """Make workers that are launched from now on have this job. Copies or compares it: in a thread."""
-        starter = self._start()
-        if carried is not None:
-            if self._installed is not None and carried.same_as(self._installed):
-                return
+    def install(self, crew: Crew, job: Job, carried: Carried | None) -> None:
+        """Make the workers that this crew launches have this job. Copies or compares it: in a thread."""
+        if carried is None:
+            crew.use(self._start().load(job, None))
+            return
+        with self._installing:  # what another iterator compares itself with must not be let go meanwhile
+            self._install(crew, job, carried)
+
+    def _install(self, crew: Crew, job: Job, carried: Carried) -> None:
+        installed = self._installed
+        if installed is not None and carried.same_as(installed[0]):
+            crew.use(installed[1])
+        else:
             carried.write()
             carried.forget()
-        self._installed = carried
-        starter.load(job, carried)
+            loaded = self._start().load(job, carried)
+            self._installed = carried, loaded
+            crew.use(loaded)
 
     def crew(self, who: Who) -> Crew:
         """Workers for one iterator, none of them launched yet."""
@@ -152,7 +162,7 @@ class WorkerPool:
         if self._starter is None:
             return
         poll = select.poll()
-        for fd in self._starter.watched():
+        for fd in self._starter.watched().values():
             poll.register(fd, select.POLLIN)
         deadline = time.monotonic() + 2 * options.CLOSE_GRACE
         while any(crew.alive for crew in self._crews) and time.monotonic() < deadline:

@@ -55,7 +55,7 @@ class Run:
             pool.open()
         self.source.prepare()
         if job is not None and pool is not None:
-            pool.install(job, self.carried)
+            pool.install(self.crew, job, self.carried)
             self.job = self.carried = None
 
     def begin(self, watcher: Watcher) -> None:
@@ -109,7 +109,7 @@ def snapshot(run: Run | None) -> LoaderStats:
         epoch=run.epoch.number,
         batches=counts.delivered,
         errors=counts.failed,
-        workers=len(memory),
+        workers=run.crew.who.num_workers if run.pool is not None else 0,
         workers_lost=counts.lost,
         payload_bytes=counts.nbytes,
         fetch_seconds=counts.fetch_seconds,

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import weakref
 from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.context import BaseContext
@@ -36,16 +37,24 @@ class Exit(NamedTuple):
         return cls(key, max(0, -code), max(0, code), peak)
 
 
+class Loaded:
+    """A job that workers can be started with. `users` are the crews that may still start one."""
+
+    def __init__(self, job: Job | None) -> None:
+        self.job = job
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
 class Starter(Protocol):
     """Starts processes. `open` and `load` may take time and are called in a thread by the async driver."""
 
     carries: bool  # whether jobs reach workers pickled in a memfd (`load`), or as they are
 
     def open(self) -> None: ...
-    def load(self, job: Job, carried: Carried | None) -> None: ...
-    def start(self, key: int, end: socket.socket, status: int) -> None: ...
+    def load(self, job: Job, carried: Carried | None) -> Loaded: ...
+    def start(self, loaded: Any, key: int, end: socket.socket, status: int) -> None: ...
     def end(self, key: int, grace: float) -> None: ...
-    def watched(self) -> list[int]: ...
+    def watched(self) -> dict[Any, int]: ...
     def reports(self) -> list[Exit]: ...
     def close(self) -> None: ...
     def forked(self) -> None: ...
@@ -75,19 +84,18 @@ class ContextStarter:
         self._forks = context.get_start_method() == "fork"
         self._processes: dict[int, BaseProcess] = {}
         self._life = _pipe()
-        self._job: Job | None = None
 
     def open(self) -> None:
         """Nothing to prepare."""
 
-    def load(self, job: Job, carried: Carried | None) -> None:
-        """Workers that are started from now on get this job."""
-        self._job = job
+    def load(self, job: Job, carried: Carried | None) -> Loaded:
+        """The job is handed to each process as it is."""
+        return Loaded(job)
 
-    def start(self, key: int, end: socket.socket, status: int) -> None:
+    def start(self, loaded: Loaded, key: int, end: socket.socket, status: int) -> None:
         """Start a worker and close this process's copies of its descriptors."""
         life_end, _ = self._life
-        arguments = (_Descriptor(end.fileno()), _Descriptor(status), _Descriptor(life_end), self._job, self._forks)
+        arguments = (_Descriptor(end.fileno()), _Descriptor(status), _Descriptor(life_end), loaded.job, self._forks)
         process = self._context.Process(target=_entry, args=arguments, daemon=True, name=f"aloader-worker-{key}")
         try:
             process.start()
@@ -106,9 +114,9 @@ class ContextStarter:
             process.join(min(grace, 0.05))
             process.kill()
 
-    def watched(self) -> list[int]:
-        """Descriptors that become readable when there is something to report."""
-        return [process.sentinel for process in self._processes.values()]
+    def watched(self) -> dict[Any, int]:
+        """Descriptors that become readable when there is something to report, by what they belong to."""
+        return {process: process.sentinel for process in self._processes.values()}
 
     def reports(self) -> list[Exit]:
         """The processes that have gone since the last call."""

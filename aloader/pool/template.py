@@ -15,14 +15,16 @@ import sys
 import threading
 import warnings
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from multiprocessing import spawn
-from typing import Final
+from typing import Any, Final
 
 from aloader import options
 from aloader.channel import life, stages
 from aloader.channel.context import SINGLE_THREADED
 from aloader.channel.job import Carried, Job
-from aloader.pool.starter import Exit
+from aloader.pool.starter import Exit, Loaded
 
 # Ctrl-C is the parent's to handle, also while the template still imports torch.
 _PROGRAM: Final = """
@@ -35,23 +37,49 @@ main(int(sys.argv[2]), int(sys.argv[3]), own_life)
 """
 
 
+class _Stage(Loaded):
+    """A job and the stage that has loaded it, or is about to."""
+
+    def __init__(self, carried: Carried) -> None:
+        super().__init__(job=None)
+        self.carried = carried
+        self.end: socket.socket | None = None  # None: workers are forked from A, and load for themselves
+        self.loading = False
+        self.waiting: deque[tuple[int, socket.socket, int]] = deque()  # workers to start when the job is loaded
+
+    def drop(self, waiting: tuple[int, socket.socket, int]) -> None:
+        """Close this process's copies of a worker's descriptors."""
+        _, end, status = waiting
+        end.close()
+        os.close(status)
+
+    def close(self) -> None:
+        """Let it go: the stage ends when its socket closes."""
+        while self.waiting:
+            self.drop(self.waiting.popleft())
+        self.hang_up()
+        self.carried.close()
+
+    def hang_up(self) -> None:
+        """Give up the process, not the job."""
+        if self.end is not None:
+            _hang_up(self.end)
+        self.end = None
+
+
 class TemplateStarter:
-    """Workers forked from a clean process that has loaded the job once."""
+    """Workers forked from a clean process that has loaded their job once."""
 
     carries = True
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._stage: socket.socket | None = None  # of the present job; None while workers come from A
-        self._loading = False
         self._life = -1
         self._loads = 0
-        self._carried: Carried | None = None
-        self._waiting: deque[tuple[int, socket.socket, int]] = deque()  # workers to start when the job is loaded
+        self._stages: list[_Stage] = []  # the present job's last; earlier ones until their workers have gone
+        self._burials: list[threading.Thread] = []  # they wait for templates that have been given up
         self._owners: dict[int, socket.socket] = {}  # key → control socket of the stage that it was forked from
-        self._old: list[socket.socket] = []  # stages of earlier jobs, until their workers have gone
-        self._lost: list[Exit] = []
         self._lock = threading.Lock()  # `open` and `load` may run in a thread while the loader is closed
         self._closed = False
 
@@ -79,90 +107,91 @@ class TemplateStarter:
         control.setblocking(False)
         self._control = control
 
-    def load(self, job: Job, carried: Carried | None) -> None:
-        """Fork a stage that loads this job; workers that are started from now on have it."""
+    def load(self, job: Job, carried: Carried | None) -> _Stage:
+        """Fork a stage that loads this job."""
         assert carried is not None
+        stage = _Stage(carried)
         with self._lock:
             if self._closed:
-                carried.close()
+                stage.close()
             else:
-                self._load(carried)
+                self._load(stage)
+                self._stages.append(stage)
+                self._retire()
+        return stage
 
-    def _load(self, carried: Carried) -> None:
+    def _load(self, stage: _Stage) -> None:
         assert self._control is not None
-        if self._stage is not None:
-            self._old.append(self._stage)
-        if self._carried is not None and self._carried is not carried:
-            self._carried.close()
-        self._carried = carried
-        self._stage, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._stage.setblocking(False)
+        stage.end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stage.end.setblocking(False)
+        stage.loading = True
         self._loads += 1
-        self._loading = True
         with theirs, contextlib.suppress(OSError):  # that the template has gone shows in `reports`
-            stages.send(self._control, stages.Load(self._loads, carried.size), (theirs.fileno(), carried.fd))
-        self._close_old()
+            stages.send(
+                self._control, stages.Load(self._loads, stage.carried.size), (theirs.fileno(), stage.carried.fd)
+            )
 
-    def start(self, key: int, end: socket.socket, status: int) -> None:
-        """Fork a worker, as soon as the job is loaded."""
-        self._waiting.append((key, end, status))
-        if not self._loading:
-            self._fork_waiting()
+    def start(self, loaded: _Stage, key: int, end: socket.socket, status: int) -> None:
+        """Fork a worker, as soon as its job is loaded."""
+        loaded.waiting.append((key, end, status))
+        if not loaded.loading:
+            self._fork_waiting(loaded)
 
     def end(self, key: int, grace: float) -> None:
         """Kill the worker unless it exits within `grace` seconds; its stage sees to that."""
-        for waiting in [w for w in self._waiting if w[0] == key]:
-            self._waiting.remove(waiting)
-            self._drop(waiting)
-            return
+        for stage in self._stages:
+            for waiting in [w for w in stage.waiting if w[0] == key]:
+                stage.waiting.remove(waiting)
+                stage.drop(waiting)
+                return
         owner = self._owners.get(key)
         if owner is not None:
             with contextlib.suppress(OSError):
                 stages.send(owner, stages.End(key, grace))
 
-    def watched(self) -> list[int]:
-        """Descriptors that become readable when there is something to report."""
-        return [end.fileno() for end in (self._control, self._stage, *self._old) if end is not None]
+    def watched(self) -> dict[Any, int]:
+        """Descriptors that become readable when there is something to report, by what they belong to."""
+        ends = (self._control, *(stage.end for stage in self._stages))
+        return {end: end.fileno() for end in ends if end is not None}
 
     def reports(self) -> list[Exit]:
         """The workers that have gone since the last call."""
-        exits, self._lost = self._lost, []
-        for end in [e for e in (*self._old, self._stage, self._control) if e is not None]:
-            if not self._read(end, exits):
-                self._stage_gone(end, exits)
-        self._close_old()
+        exits: list[Exit] = []
+        for stage in list(self._stages):
+            if stage.end is not None and not self._read(stage.end, exits, stage):
+                self._stage_gone(stage, exits)
+        if self._control is not None and not self._read(self._control, exits):
+            self._begin_anew(exits)
+        if self._lock.acquire(blocking=False):  # else a job is being loaded, which comes to this as well
+            try:
+                self._retire()
+            finally:
+                self._lock.release()
         return exits
 
     def close(self) -> None:
         """End every process and wait for the template to go: milliseconds, or it is killed."""
         with self._lock:
             self._closed = True
-            self._end_all()
+            for stage in self._stages:
+                stage.close()
+            self._stages.clear()
+            self._end_template()()
+        for thread in self._burials:
+            thread.join()
 
-    def _end_all(self) -> None:
-        for waiting in self._waiting:
-            self._drop(waiting)
-        self._waiting.clear()
-        for end in (*self._old, self._stage, self._control):
-            if end is not None:
-                _hang_up(end)
-        self._stage = self._control = None
-        self._old.clear()
+    def _end_template(self) -> Callable[[], None]:
+        """Make its processes go. Returns what waits for that."""
+        if self._control is not None:
+            _hang_up(self._control)
+            self._control = None
         self._owners.clear()
-        if self._carried is not None:
-            self._carried.close()
-            self._carried = None
         process, self._process = self._process, None
-        if process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(2 * options.CLOSE_GRACE)
-            os.close(self._life)  # kills whatever of it is left
-            process.kill()
-            process.wait()
+        return partial(_bury, process, self._life) if process is not None else lambda: None
 
     def forked(self) -> None:
         """In a fork of this process: let go of everything without a word to the template."""
-        for end in (*self._old, self._stage, self._control):
+        for end in (self._control, *(stage.end for stage in self._stages)):
             if end is not None:
                 end.close()
         if self._process is not None:
@@ -172,24 +201,18 @@ class TemplateStarter:
 
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _fork_waiting(self) -> None:
-        while self._waiting:
-            key, end, status = waiting = self._waiting.popleft()
-            owner = self._stage if self._stage is not None else self._control
-            assert owner is not None
-            assert self._carried is not None
-            own_job = () if self._stage is not None else (self._carried.fd,)
-            self._owners[key] = owner
-            with contextlib.suppress(OSError):
-                stages.send(owner, stages.Fork(key, self._carried.size), (end.fileno(), status, *own_job))
-            self._drop(waiting)
+    def _fork_waiting(self, stage: _Stage) -> None:
+        owner = stage.end if stage.end is not None else self._control
+        own_job = () if stage.end is not None else (stage.carried.fd,)
+        while stage.waiting:
+            key, end, status = waiting = stage.waiting.popleft()
+            if owner is not None:
+                self._owners[key] = owner
+                with contextlib.suppress(OSError):
+                    stages.send(owner, stages.Fork(key, stage.carried.size), (end.fileno(), status, *own_job))
+            stage.drop(waiting)
 
-    def _drop(self, waiting: tuple[int, socket.socket, int]) -> None:
-        _, end, status = waiting
-        end.close()
-        os.close(status)
-
-    def _read(self, end: socket.socket, exits: list[Exit]) -> bool:
+    def _read(self, end: socket.socket, exits: list[Exit], stage: _Stage | None = None) -> bool:
         """Take in what a stage has said. False if it has gone."""
         try:
             while (got := stages.receive(end)) is not None:
@@ -197,53 +220,75 @@ class TemplateStarter:
                 if isinstance(packet, stages.Exited):
                     self._owners.pop(packet.key, None)
                     exits.append(Exit.of(packet.key, packet.status, packet.peak * 1024))
-                elif isinstance(packet, stages.Loaded) and end is self._stage:
-                    self._loaded(packet)
+                elif isinstance(packet, stages.Loaded) and stage is not None:
                     if not packet.ok:
+                        self._not_loaded(stage, packet.reason)
                         return True
+                    stage.loading = False
+                    self._fork_waiting(stage)
         except BlockingIOError:
             return True
         return False
 
-    def _loaded(self, packet: stages.Loaded) -> None:
-        self._loading = False
-        if not packet.ok:
-            assert self._stage is not None
-            self._stage.close()
-            self._stage = None
-            if "threads" in packet.reason[:60]:
-                warnings.warn(
-                    f"{packet.reason}, and a process with threads cannot be forked safely: every worker loads the "
-                    "dataset for itself. Open clients and start threads in __aenter__ or on first use, not on loading.",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-        self._fork_waiting()
+    def _not_loaded(self, stage: _Stage, reason: str) -> None:
+        """Workers cannot be forked from this stage: they load for themselves, and say themselves what is wrong."""
+        stage.loading = False
+        stage.hang_up()
+        if "threads" in reason[:60]:
+            warnings.warn(
+                f"{reason}, and a process with threads cannot be forked safely: every worker loads the "
+                "dataset for itself. Open clients and start threads in __aenter__ or on first use, not on loading.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._fork_waiting(stage)
 
-    def _stage_gone(self, end: socket.socket, exits: list[Exit]) -> None:
-        """A stage has died: its workers go with it, and the next start begins anew."""
-        end.close()
-        if end in self._old:
-            self._old.remove(end)
-        for key in [key for key, owner in self._owners.items() if owner is end]:
+    def _stage_gone(self, stage: _Stage, exits: list[Exit]) -> None:
+        """A stage has died: by what it loaded (then only the workers that meet the same are lost), or later."""
+        if stage.loading:
+            self._not_loaded(stage, "loading ended the process")
+            return
+        for key in [key for key, owner in self._owners.items() if owner is stage.end]:
             del self._owners[key]
             exits.append(Exit(key, signal.SIGKILL, 0, 0))
-        if end is not self._control and end is not self._stage:
-            return
-        exits.extend(Exit(key, signal.SIGKILL, 0, 0) for key, _, _ in self._waiting)
-        carried, self._carried = self._carried, None
-        with self._lock:
-            self._end_all()
-            self._open()
-            if carried is not None:
-                self._load(carried)
+        if stage is self._stages[-1]:
+            self._begin_anew(exits)
+        else:
+            stage.hang_up()
 
-    def _close_old(self) -> None:
-        """Let stages of earlier jobs go whose workers have gone: they end when their socket closes."""
+    def _begin_anew(self, exits: list[Exit]) -> None:
+        """The template is lost, or a stage with workers that nobody could end: all of them go, and others come."""
+        with self._lock:
+            exits.extend(Exit(key, signal.SIGKILL, 0, 0) for key in self._owners)
+            for stage in self._stages:
+                exits.extend(Exit(key, signal.SIGKILL, 0, 0) for key, _, _ in stage.waiting)
+                while stage.waiting:
+                    stage.drop(stage.waiting.popleft())
+                stage.hang_up()
+            thread = threading.Thread(target=self._end_template(), name="aloader-bury")
+            thread.start()
+            self._burials = [*(t for t in self._burials if t.is_alive()), thread]
+            if self._closed:
+                return
+            self._open()
+            for stage in self._stages:
+                self._load(stage)
+
+    def _retire(self) -> None:
+        """Let stages of earlier jobs go when nobody starts workers with them any more, and theirs have gone."""
         busy = set(map(id, self._owners.values()))
-        for end in [e for e in self._old if id(e) not in busy]:
-            self._old.remove(end)
-            _hang_up(end)
+        for stage in self._stages[:-1]:
+            if not stage.users and not stage.waiting and id(stage.end) not in busy:
+                self._stages.remove(stage)
+                stage.close()
+
+
+def _bury(process: subprocess.Popen[bytes], life_end: int) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(2 * options.CLOSE_GRACE)
+    os.close(life_end)  # kills whatever of it is left
+    process.kill()
+    process.wait()
 
 
 def _hang_up(end: socket.socket) -> None:

@@ -20,6 +20,4 @@ def become(slot: int, num_workers: int, base_seed: int, dataset: Any) -> None:
     random.seed(seed)
     torch.manual_seed(seed)
     np.random.seed(torch_worker._generate_state(base_seed, slot))  # type: ignore[no-untyped-call]
-    torch_worker._worker_info = torch_worker.WorkerInfo(
-        id=slot, num_workers=num_workers, seed=seed, dataset=dataset
-    )
+    torch_worker._worker_info = torch_worker.WorkerInfo(id=slot, num_workers=num_workers, seed=seed, dataset=dataset)

@@ -104,23 +104,26 @@ class _Stage:
 
     def _become_stage(self, number: int, size: int, control: int, memory: int) -> None:
         self._leave()
-        end = socket.socket(fileno=control)
         own_life = life.watch(self._life_end)
+        with socket.socket(fileno=control) as end:
+            self._load_and_serve(number, size, end, memory, own_life)
+
+    def _load_and_serve(self, number: int, size: int, end: socket.socket, memory: int, own_life: int) -> None:
         try:
             context.apply_to_imports(read_context(memory))
             job = load(memory, size)
         except BaseException as error:
-            stages.send(end, stages.Loaded(number, False, "".join(traceback.format_exception(error))[-8000:]))
+            _tell(end, stages.Loaded(number, False, "".join(traceback.format_exception(error))[-8000:]))
             return
         finally:
             os.close(memory)
         threads = len(os.listdir("/proc/self/task"))
         if threads > 1:
-            stages.send(end, stages.Loaded(number, False, f"loading the dataset started {threads - 1} threads"))
+            _tell(end, stages.Loaded(number, False, f"loading the dataset started {threads - 1} threads"))
             return
         gc.freeze()
         stage = _Stage(end, self._life_end, own_life, job)
-        stages.send(end, stages.Loaded(number, True, ""))
+        _tell(end, stages.Loaded(number, True, ""))
         stage.run()
 
     def _fork_worker(self, key: int, size: int, link: int, status: int, memory: int = -1) -> None:
@@ -174,8 +177,7 @@ class _Stage:
             self._stages.discard(pid)
             key = self._workers.pop(pid, None)
             if key is not None:
-                with contextlib.suppress(OSError):
-                    stages.send(self._control, stages.Exited(key, status, usage.ru_maxrss))
+                _tell(self._control, stages.Exited(key, status, usage.ru_maxrss))
 
     def _end_all(self) -> None:
         """Kill the workers, let the other stages end theirs, and kill whatever is left."""
@@ -194,6 +196,12 @@ class _Stage:
         for pid in self._workers:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+
+
+def _tell(parent: socket.socket, packet: stages.Packet) -> None:
+    """Say it to the parent, which may not want it any more: then the next look at the socket ends the stage."""
+    with contextlib.suppress(OSError):
+        stages.send(parent, packet)
 
 
 def _children() -> list[int]:
