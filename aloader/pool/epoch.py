@@ -7,6 +7,7 @@ dispatcher or in `_ready` until the step that returns it to the user.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
@@ -122,8 +123,7 @@ class Epoch:
         try:
             if isinstance(outcome, Deliver):
                 self.counts.delivered += 1
-                batch = outcome.batch.unpack()  # type: ignore[attr-defined]
-                return batch if self._finish_batch is None else self._finish_batch(batch)
+                return self._unpacked(outcome)
             self.counts.failed += 1
             error = outcome.error
             raise unpack_fault(error) if isinstance(error, bytes) else cast("BaseException", error)
@@ -131,6 +131,17 @@ class Epoch:
             self._indices.pop(outcome.seq, None)
             self._handle(Consumed(outcome.seq))
             self._crew.flush()
+
+    def _unpacked(self, outcome: Deliver) -> Any:
+        """The batch. What unpickling it raises is an error at its place: not the epoch's end, nor a cancellation."""
+        try:
+            batch = outcome.batch.unpack()  # type: ignore[attr-defined]
+        except (StopIteration, StopAsyncIteration, asyncio.CancelledError) as error:
+            raise RuntimeError(f"unpickling batch {outcome.seq} raised {type(error).__name__}") from error
+        except Exception as error:
+            error.add_note(f"while batch {outcome.seq} was unpickled in the main process")
+            raise
+        return batch if self._finish_batch is None else self._finish_batch(batch)
 
     def close(self) -> None:
         """Nobody looks at this epoch any more."""
@@ -259,5 +270,3 @@ class Epoch:
             return indices[position]
         except (IndexError, TypeError, KeyError):
             return None
-
-

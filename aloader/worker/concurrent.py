@@ -36,6 +36,10 @@ async def serve(bench: Bench, begun: TurnsAsync | None = None) -> None:
         if bench.broken is None:
             try:
                 await enter(bench.job.dataset, stack)
+            except asyncio.CancelledError as error:
+                # A ticket that raised this one would be taken for a cancelled one, and never answered.
+                bench.broken = RuntimeError("the dataset raised CancelledError while it was entered")
+                bench.broken.__cause__ = error
             except BaseException as error:
                 bench.broken = error
         await _Server(bench, threads).run(begun)

@@ -99,6 +99,10 @@ class LocalCrew:
         """The loop that the dataset was entered on."""
         return self._loop
 
+    @property
+    def _is_entered(self) -> bool:
+        return self._entered is not None and self._entered.done()
+
     # -- as a crew -------------------------------------------------------------------------------------------------
 
     alive = 0
@@ -160,6 +164,8 @@ class LocalCrew:
         if holder is not None and self._loop is asyncio.get_running_loop():
             if tasks:
                 await asyncio.wait(tasks)
+            if not self._is_entered:
+                holder.cancel()  # nobody needs what is being opened
             await asyncio.wait([holder])
             if not holder.cancelled() and holder.exception() is not None:
                 await holder
@@ -169,9 +175,11 @@ class LocalCrew:
         async with AsyncExitStack() as stack:
             try:
                 await enter(self._dataset, stack)
-            except Exception as error:
-                entered.set_exception(error)
+            except BaseException as error:
+                entered.set_exception(presentable(error, "while entering the dataset"))
                 entered.exception()  # every ticket raises it: it is seen
+                if not isinstance(error, Exception):
+                    raise
                 return
             entered.set_result(None)
             await leave.wait()
@@ -195,9 +203,10 @@ class LocalCrew:
         worker = self.workers[0]
         try:
             batch, nbytes, seconds = await self._make(ticket)
-        except asyncio.CancelledError:
-            raise
         except BaseException as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # our own; one that the user's code raised is an answer like any other
             if self._hears(ticket):
                 self._listener.on_failure(worker, ticket.seq, _with_note(ticket, error, self.who.auto_collation))  # type: ignore[union-attr]
         else:
@@ -208,7 +217,7 @@ class LocalCrew:
     async def _make(self, ticket: Ticket) -> tuple[Any, int, tuple[float, float]]:
         assert self._entered is not None
         assert self._loop is not None
-        if not self._entered.done():
+        if not self._is_entered:
             await asyncio.wait([self._entered])
         self._entered.result()
         page = self.workers[0]
@@ -220,8 +229,17 @@ class LocalCrew:
         if nbytes > ticket.allowance:
             await self._memory(ticket, nbytes)
         fetched = time.perf_counter()
-        batch = await self._loop.run_in_executor(self._thread, self._collate_fn, samples)
+        batch, error = await self._loop.run_in_executor(self._thread, self._collated, samples)
+        if error is not None:
+            raise error
         return batch, nbytes, (fetched - began, time.perf_counter() - fetched)
+
+    def _collated(self, samples: Any) -> tuple[Any, BaseException | None]:
+        """Not raised there: a future cannot hold `StopIteration`, and whoever waits for it would wait for ever."""
+        try:
+            return self._collate_fn(samples), None
+        except BaseException as error:
+            return None, error
 
     async def _memory(self, ticket: Ticket, nbytes: int) -> None:
         assert self._loop is not None
@@ -243,8 +261,9 @@ def _with_note(ticket: Ticket, error: BaseException, batched: bool) -> BaseExcep
 
 
 def presentable(error: BaseException, note: str) -> BaseException:
-    """An error of user code as it may be raised from an iterator: `StopIteration` would end the epoch in silence."""
-    if isinstance(error, StopIteration | StopAsyncIteration):
+    """An error of user code as it may be raised from an iterator: `StopIteration` would end the epoch in silence, and
+    `CancelledError` the task that iterates."""
+    if isinstance(error, StopIteration | StopAsyncIteration | asyncio.CancelledError):
         wrapped = RuntimeError(f"the dataset raised {type(error).__name__} {note}")
         wrapped.__cause__ = error
         return wrapped

@@ -1,0 +1,208 @@
+"""What broke when somebody tried to break it: deaths in the middle of an epoch, and user code that behaves badly."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import psutil
+import pytest
+import torch
+
+from aloader import DataLoader, WorkerLost
+
+from .programs import Program
+from .samples import AsyncNumbers, Numbers, Whole, as_list
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def run(loader):
+    """What iterating gives: batches as lists, and errors in their places."""
+    got, batches = [], iter(loader)
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return got
+        except Exception as error:
+            got.append(error)
+        else:
+            got.append(batch.tolist() if isinstance(batch, torch.Tensor) else batch)
+
+
+# -- the template ------------------------------------------------------------------------------------------------------
+
+
+class Crashing(Numbers):
+    def __reduce__(self):
+        return _crash, ()
+
+
+def _crash():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def test_a_dataset_that_crashes_whoever_loads_it():
+    with DataLoader(Crashing(6), batch_size=2, num_workers=2) as loader:
+        for _ in range(2):
+            got = run(loader)
+            assert [type(error) for error in got] == [WorkerLost] * 3
+            assert {error.signal for error in got} == {signal.SIGSEGV}
+
+
+def test_iterators_at_once_see_the_data_of_their_own_beginning():
+    data, batches = Whole(6), []
+    with DataLoader(data, batch_size=2, num_workers=2) as loader:
+        for data.epoch in range(3):
+            batches.append(iter(loader))
+        for _ in range(3):
+            assert [next(b)[1].tolist() for b in batches] == [[0, 0], [1, 1], [2, 2]]
+
+
+@pytest.mark.parametrize("which", ["first stage", "second stage"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_template_that_is_killed_is_replaced(which, persistent):
+    with DataLoader(Numbers(160), batch_size=2, num_workers=2, persistent_workers=persistent) as loader:
+        batches, got = iter(loader), []
+        got += [next(batches).tolist() for _ in range(3)]
+        (first,) = psutil.Process().children()
+        (first if which == "first stage" else first.children()[0]).kill()
+        got += run(batches)
+        lost = [place for place, batch in enumerate(got) if isinstance(batch, WorkerLost)]
+        assert len(lost) <= 2
+        assert all(batch == [2 * i, 2 * i + 1] for i, batch in enumerate(got) if i not in lost)
+        assert len(got) == len(run(loader)) == 80
+
+
+def test_an_iterator_that_is_dropped_while_its_dataset_is_loaded_says_nothing(tmp_path):
+    source = """
+    import time, aloader
+
+    class Slow:
+        def __init__(self, n): self.n = n
+        def __len__(self): return self.n
+        def __getitem__(self, i): return i
+        def __setstate__(self, state):
+            time.sleep(0.1)  # sleep: stands for the work of loading
+            self.__dict__ = state
+
+    with aloader.DataLoader(Slow(4), num_workers=1) as loader:
+        for loader.dataset.n in 4, 5, 6:
+            iter(loader)
+        print([int(i) for i in loader])
+    """
+    with Program(tmp_path, source) as program:
+        ended = program.end()
+    assert (ended.code, ended.out, ended.err) == (0, "[0, 1, 2, 3, 4, 5]\n", "")
+
+
+# -- batches that cannot be made again ---------------------------------------------------------------------------------
+
+
+class Unreadable:
+    """Can be pickled; unpickling it raises."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __reduce__(self):
+        return _refuse, (self.kind,)
+
+
+def _refuse(kind):
+    raise kind("not here")
+
+
+class GivesUnreadable(Numbers):
+    kinds = (ValueError, StopIteration, StopAsyncIteration, asyncio.CancelledError)
+
+    def __getitem__(self, index):
+        return Unreadable(self.kinds[index]) if index < len(self.kinds) else index
+
+
+def test_a_batch_that_cannot_be_unpickled_fails_at_its_place():
+    with DataLoader(GivesUnreadable(6), num_workers=1, batch_size=1, collate_fn=as_list) as loader:
+        got = run(loader)
+        assert [type(outcome) for outcome in got] == [ValueError, *[RuntimeError] * 3, list, list]
+        assert "batch 0" in got[0].__notes__[0]
+        assert "batch 2 raised StopAsyncIteration" in str(got[2])
+        assert asyncio.run(_run_async(loader))[4:] == [[4], [5]]
+
+
+async def _run_async(loader):
+    got, batches = [], aiter(loader)
+    while True:
+        try:
+            got.append(await anext(batches))
+        except StopAsyncIteration:
+            return got
+        except Exception as error:
+            got.append(error)
+
+
+# -- async datasets ----------------------------------------------------------------------------------------------------
+
+
+class Entering(AsyncNumbers):
+    """Opening it goes wrong."""
+
+    def __init__(self, how):
+        super().__init__(4)
+        self.how = how
+
+    async def __aenter__(self):
+        if self.how == "hangs":
+            await asyncio.Event().wait()
+        raise asyncio.CancelledError("in __aenter__")
+
+    async def __aexit__(self, *exc):
+        pass
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_is_cancelled_while_it_opens_is_an_error(workers):
+    with DataLoader(Entering("is cancelled"), batch_size=2, num_workers=workers) as loader:
+        got = run(loader)
+    assert [type(error) for error in got] == [RuntimeError] * 2
+    assert "CancelledError" in str(got[0])
+
+
+@pytest.mark.asyncio
+async def test_closing_does_not_wait_for_a_dataset_that_never_opens():
+    loader = DataLoader(Entering("hangs"), batch_size=2, timeout=0.05)
+    with pytest.raises(RuntimeError, match="timed out"):
+        await anext(aiter(loader))
+    began = time.monotonic()
+    await loader.aclose()
+    assert time.monotonic() - began < 1
+
+
+def test_plain_for_does_not_wait_for_a_dataset_that_never_opens():
+    loader = DataLoader(Entering("hangs"), batch_size=2, timeout=0.05)
+    with pytest.raises(RuntimeError, match="timed out"):
+        next(iter(loader))
+    began = time.monotonic()
+    loader.close()
+    assert time.monotonic() - began < 1
+
+
+class Cancelling(AsyncNumbers):
+    async def __getitem__(self, index):
+        if index == 2:
+            raise asyncio.CancelledError("a sample's own")
+        return index
+
+
+def _stops(samples):
+    if 5 in samples:
+        raise StopIteration("in collate_fn")
+    return samples
+
+
+def test_without_workers_no_error_of_the_users_ends_epoch_or_task():
+    got = run(DataLoader(Cancelling(8), batch_size=2, collate_fn=_stops))
+    assert [type(outcome) for outcome in got] == [list, RuntimeError, RuntimeError, list]
+    assert "sample 2" in str(got[1])
