@@ -42,10 +42,16 @@ class Maker:
         """The batch of these indices. Raises what the dataset raises, with a note that names the sample."""
         self._seq += 1
         ticket = Ticket(0, 0, self._seq, indices, 0)
+        error: BaseException | None = None
         try:
             samples = fetch_inline(self._dataset, indices, self._batched, [0])
         except Failed as failed:
-            raise presentable(failed.cause, blame(ticket, failed.position, self._batched)) from failed.cause.__cause__
+            error = presentable(failed.cause, blame(ticket, failed.position, self._batched))
+        if error is not None:
+            try:
+                raise error  # not in the `except`, which would replace what the user's error was raised during
+            finally:
+                del error  # its traceback holds this frame
         if has_awaitables(samples):
             close_all(samples)
             raise TypeError(_ASYNC_RESULT)
