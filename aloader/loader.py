@@ -30,8 +30,9 @@ _TORCH_HAS_IN_ORDER: Final = "in_order" in inspect.signature(TorchDataLoader.__i
 class DataLoader(TorchDataLoader[T_co]):
     """Batches of a dataset, with `async for` or `for`. Every argument of torch's loader, with its meaning; and:
 
-    concurrency: samples in flight of the whole loader, for a dataset with `async def __getitem__` (default 256, shared
-        out to the workers, 4 to 64 each). For an ordinary dataset: fetch so many at once in threads (default: inline).
+    concurrency: samples in flight of the whole loader, shared out to its workers, for a dataset with
+        `async def __getitem__` (default 256, with 4 to 64 for each worker). For an ordinary dataset with workers: fetch
+        so many at once in threads (default: one after the other, inline).
     memory_limit: bytes, or text such as "8GiB", that batches may take that are fetched and not consumed yet, over all
         workers (default: a quarter of the memory). What the program keeps is not counted.
 
@@ -100,6 +101,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self.explicit_prefetch = prefetch_factor
         self.is_async = asynchronous
         self._runtime: Runtime | None = None
+        self._stats = LoaderStats()
         self._closed = False
 
     # -- checks ----------------------------------------------------------------------------------------------------
@@ -138,6 +140,11 @@ class DataLoader(TorchDataLoader[T_co]):
             raise TypeError(f"concurrency option should be an integer, but got concurrency={concurrency!r}")
         if concurrency is not None and concurrency < 1:
             raise ValueError(f"concurrency option should be positive, but got concurrency={concurrency!r}")
+        if concurrency is not None and self.num_workers == 0 and not light:
+            raise ValueError(
+                "concurrency option needs num_workers > 0 or an async dataset: without workers, "
+                "samples of an ordinary dataset are fetched one after the other, as by torch"
+            )
         if prefetch_factor is not None and prefetch_factor < 1:
             raise ValueError(
                 "prefetch_factor option should be non-negative"
@@ -161,7 +168,7 @@ class DataLoader(TorchDataLoader[T_co]):
         if self.persistent_workers and isinstance(kept, Batches):
             kept.restart(run)
             return kept
-        batches = Batches(run, None if self.persistent_workers else self, len_of=self._index_sampler)
+        batches = Batches(run, runtime, len_of=self._index_sampler)  # keeps what runs alive, and not the loader
         if self.persistent_workers:
             self._iterator = batches  # type: ignore[assignment]
         return batches
@@ -171,10 +178,10 @@ class DataLoader(TorchDataLoader[T_co]):
         runtime = self._open_runtime()
         if self.num_workers == 0:
             if self.is_async:
-                return AsyncBatches(runtime.here(self), self)
+                return AsyncBatches(runtime.here(self), runtime)
             return ThreadedBatches(begin_sampling(self)[0], maker(self), runtime.thread(), self)
         self.check_worker_number_rationality()
-        return AsyncBatches(runtime.processes(self), self)
+        return AsyncBatches(runtime.processes(self), runtime)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -210,19 +217,22 @@ class DataLoader(TorchDataLoader[T_co]):
 
         A worker that does not come to an end by itself is killed after 0.3 s.
         """
-        self._closed = True
-        runtime, self._runtime = self._runtime, None
-        self._iterator = None
+        runtime = self._close()
         if runtime is not None:
             await runtime.aclose()
 
     def close(self) -> None:
         """As `aclose`, for programs without a loop; blocks for as long."""
+        runtime = self._close()
+        if runtime is not None:
+            runtime.close()
+
+    def _close(self) -> Runtime | None:
+        self._stats = self.stats()
         self._closed = True
         runtime, self._runtime = self._runtime, None
         self._iterator = None
-        if runtime is not None:
-            runtime.close()
+        return runtime
 
     def _open_runtime(self) -> Runtime:
         if self._closed:
@@ -233,7 +243,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def stats(self) -> LoaderStats:
         """What the latest epoch has done so far, and what the loader holds now. Cheap; callable at any time."""
-        return LoaderStats() if self._runtime is None else self._runtime.stats()
+        return self._stats if self._runtime is None else self._runtime.stats()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_runtime": None, "_iterator": None}

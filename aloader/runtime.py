@@ -109,7 +109,7 @@ class Runtime:
     def privately(self, loader: Settings) -> PrivateLoopBatches:
         """The next epoch of an async dataset for plain `for`, on a loop in a thread."""
         crew = _local_crew(loader)
-        batches = PrivateLoopBatches(crew, lambda: AsyncBatches(self._local_run(loader, crew), loader), loader)
+        batches = PrivateLoopBatches(crew, lambda: AsyncBatches(self._local_run(loader, crew), None), loader)
         self._private.add(batches)
         self._loops.add(batches.loop)
         return batches
@@ -219,11 +219,9 @@ def _in_threads(loader: Settings) -> bool:
 
 def _share(loader: Settings) -> int:
     """Samples that one worker may have in flight."""
-    total = loader.concurrency
-    if total is not None and not loader.is_async:
-        return max(1, -(-total // max(1, loader.num_workers)))
-    if total is None:
-        total = options.CONCURRENCY // max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+    if loader.concurrency is not None:
+        return max(1, loader.concurrency // max(1, loader.num_workers))
+    total = options.CONCURRENCY // max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
     return options.share_of(total, loader.num_workers) if loader.num_workers else max(1, total)
 
 

@@ -87,6 +87,7 @@ def test_constructing_says_what_torch_says(arguments):
         ({"timeout": 3}, ValueError, "timeout option needs num_workers > 0"),
         ({"concurrency": 0}, ValueError, "concurrency"),
         ({"concurrency": 1.5}, TypeError, "concurrency"),
+        ({"concurrency": 4}, ValueError, "concurrency option needs num_workers > 0 or an async dataset"),
         ({"memory_limit": "lots"}, ValueError, "memory_limit"),
         ({"memory_limit": -1}, ValueError, "memory_limit"),
         ({"dataset": Stream()}, NotImplementedError, "iterable-style"),

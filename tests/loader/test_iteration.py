@@ -237,6 +237,19 @@ class Pids(Numbers):
         return os.getpid()
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_iterator_outlives_its_loader(persistent):
+    batches = iter(DataLoader(Numbers(20), batch_size=4, num_workers=1, persistent_workers=persistent))
+    assert flat(batches) == list(range(20))
+
+
+def test_stats_outlive_the_workers():
+    with DataLoader(Numbers(20), batch_size=4, num_workers=2) as loader:
+        list(loader)
+        assert (loader.stats().batches, loader.stats().workers) == (5, 2)
+    assert (loader.stats().batches, loader.stats().workers) == (5, 2)
+
+
 @pytest.mark.asyncio
 async def test_a_closed_loader_says_so():
     loader = DataLoader(Numbers(10), num_workers=1)
