@@ -2,8 +2,7 @@
 
 *Which thread.* Reading is awaited on the loop. `decode` runs in a thread, so that it never holds up other samples'
 reads; objects that arrive in one tick of the loop share one hop there. It runs at any time and in any order, and so may
-draw no random numbers. What draws them (a transform) belongs on the loop's thread, where the loader sets the
-generators around it.
+draw no random numbers. What draws them (a transform) belongs on the loop's thread, where it is one step.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class ObjectReader:
             raise
 
     def apply(self, transform: Transform | None, value: Any, key: str) -> Any:
-        """The transformed value. On the loop's thread, in one step, so that the generators that are set now hold."""
+        """The transformed value. On the loop's thread, in one step: no other sample draws random numbers in between."""
         if transform is None:
             return value
         try:
