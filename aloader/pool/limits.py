@@ -21,8 +21,9 @@ def parse_bytes(value: int | str, name: str = "memory_limit") -> int:
         return value
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
-        if match and match[2].upper() in _UNITS and float(match[1]) > 0:
-            return int(float(match[1]) * _UNITS[match[2].upper()])
+        nbytes = int(float(match[1]) * _UNITS.get(match[2].upper(), 0)) if match else 0
+        if nbytes > 0:
+            return nbytes
     raise ValueError(f'{name} should be a positive number of bytes or text such as "8GiB", but got {name}={value!r}')
 
 

@@ -30,11 +30,15 @@ async def in_thread(function: Callable[[], T]) -> T:
             future.set_result(result)  # type: ignore[arg-type]
 
     def run() -> None:
-        result, error = None, None
+        result: T | None = None
+        error: BaseException | None = None
         try:
             result = function()
         except BaseException as raised:
             error = raised
+            if isinstance(raised, StopIteration):  # a future cannot hold it, and would be waited for for ever
+                error = RuntimeError("StopIteration was raised in a thread")
+                error.__cause__ = raised
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:

@@ -57,8 +57,8 @@ class Maker:
             raise TypeError(_ASYNC_RESULT)
         try:
             batch = self._collate_fn(samples)
-        except StopIteration as error:
-            raise presentable(error, f"while collating batch {self._seq}") from error
+        except StopIteration as stop:
+            raise presentable(stop, f"while collating batch {self._seq}") from stop
         return batch if self._finish is None else self._finish(batch)
 
 

@@ -22,7 +22,13 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 @pytest.mark.parametrize(
     "packet",
-    [stages.Load(1, 2), stages.Fork(3, 4), stages.End(5, 0.25), stages.Loaded(6, False, "why" * 2000), stages.Exited(7, 9, 8)],
+    [
+        stages.Load(1, 2),
+        stages.Fork(3, 4),
+        stages.End(5, 0.25),
+        stages.Loaded(6, False, "why" * 2000),
+        stages.Exited(7, 9, 8),
+    ],
     ids=lambda packet: type(packet).__name__,
 )
 def test_a_packet_arrives_as_it_was(ends, packet):

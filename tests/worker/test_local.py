@@ -177,9 +177,12 @@ class Gated(Numbers):
         super().__init__()
         self.gates: dict[int, asyncio.Event] = {}
         self.cancelled: list[int] = []
+        self.began = asyncio.Condition()
 
     async def __getitem__(self, index: int) -> int:
         gate = self.gates[index] = asyncio.Event()
+        async with self.began:
+            self.began.notify_all()
         try:
             await gate.wait()
         except asyncio.CancelledError:
@@ -188,9 +191,8 @@ class Gated(Numbers):
         return index
 
     async def until(self, *indices: int) -> None:
-        async with asyncio.timeout(5):
-            while set(self.gates) != set(indices):
-                await asyncio.sleep(0)
+        async with self.began, asyncio.timeout(5):
+            await self.began.wait_for(lambda: set(self.gates) == set(indices))
 
 
 async def test_an_epoch_that_is_over_is_cancelled_and_nobody_hears_of_it():
