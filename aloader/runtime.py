@@ -234,4 +234,7 @@ def _bounds(loader: Settings, slots: int) -> DispatcherConfig:
     wide = 2 * narrow if is_pure(loader._index_sampler) else narrow
     own_bounds = loader.explicit_prefetch is not None or loader.memory_limit is not None or loader.is_async
     lean = None if own_bounds else options.LEAN_BYTES
-    return DispatcherConfig(slots, credit, wide, narrow, loader.memory_bytes, loader.in_order, lean)
+    restarts = options.MAX_WORKER_RESTARTS + slots  # the loss of the template takes every worker, and is one fault
+    return DispatcherConfig(
+        slots, credit, wide, narrow, loader.memory_bytes, loader.in_order, lean, max_restarts=restarts
+    )

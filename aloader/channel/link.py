@@ -160,6 +160,7 @@ class Link:
             if ancillary:
                 self._descriptors.extend(descriptors_in(ancillary))
             if flags & _TRUNCATED:
+                self.ended = True  # what comes next belongs to descriptors that did not come
                 raise OSError("a worker's memory could not be received: too many open files; raise `ulimit -n`")
             if not data:
                 self.ended = True

@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -101,7 +102,12 @@ class Crew:
     def launch(self, slot: int, generation: int) -> None:
         """Start a worker. It says that it is ready by itself."""
         mine, theirs = pair()
-        page, status = StatusPage.create()
+        try:
+            page, status = StatusPage.create()
+        except OSError:
+            mine.close()
+            theirs.close()
+            raise
         worker = Worker(slot, generation, self._host.new_key(self), Link(mine), page)
         self.workers[slot] = self._by_key[worker.key] = worker
         who = self.who
@@ -232,8 +238,17 @@ class Crew:
         """Take in what a worker has said."""
         if worker.link.closed:
             return
-        for message in worker.link.receive(everything=everything):
-            self._on_message(worker, message)
+        messages: deque[Message] = deque()
+        try:
+            messages = deque(worker.link.receive(everything=everything))
+            while messages:
+                self._on_message(worker, messages.popleft())
+        except OSError as error:  # no descriptor, no memory left for what it has sent: it is of no use any more
+            worker.fault = error
+            worker.link.ended = True
+            for message in messages:
+                if isinstance(message, NewSegment):
+                    os.close(message.fd)
         if worker.link.ended and not everything and not worker.link.closed:
             if self._watcher is not None:
                 self._unwatch(worker)

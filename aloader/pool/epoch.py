@@ -89,7 +89,7 @@ class Epoch:
             Deliver: self._ready.append,
             Raise: self._ready.append,
             Discard: lambda command: None,  # dropping it ends its leases
-            Restart: lambda command: self._crew.launch(command.slot, command.generation),
+            Restart: self._restart,
             Finish: self._finish,
         }
 
@@ -243,6 +243,13 @@ class Epoch:
         except Exception as error:
             error.add_note(f"the sampler's indices for batch {seq} could not be sent to a worker")
             self._events.append(TicketFailed(slot, generation, seq, error))
+
+    def _restart(self, command: Restart) -> None:
+        try:
+            self._crew.launch(command.slot, command.generation)
+        except OSError as error:  # no descriptors, no memory: as if it had died at once, so somebody waits for nobody
+            error.add_note("while a lost DataLoader worker was replaced")
+            self._events.append(WorkerLost(command.slot, command.generation, None, error))
 
     def _grant(self, command: Grant) -> None:
         worker = self._crew.workers.get(command.slot)

@@ -90,18 +90,29 @@ class TemplateStarter:
                 self._open()
 
     def _open(self) -> None:
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         life_end, self._life = os.pipe()
+        try:
+            control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            os.close(life_end)
+            os.close(self._life)
+            raise
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         arguments = [json.dumps([str(entry) for entry in sys.path]), str(theirs.fileno()), str(life_end), life.__file__]
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [os.fsdecode(spawn.get_executable()), *flags, "-c", _PROGRAM, *arguments],
+                    # -P: what lies in the working folder is not imported where the user's program would not
+                    [os.fsdecode(spawn.get_executable()), *flags, "-P", "-c", _PROGRAM, *arguments],
                     stdin=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(), life_end),
                     env=os.environ | SINGLE_THREADED,
+                    cwd=None if _has_folder() else os.sep,
                 )
+            except BaseException:
+                control.close()
+                os.close(self._life)
+                raise
             finally:
                 os.close(life_end)
         control.setblocking(False)
@@ -259,9 +270,11 @@ class TemplateStarter:
     def _begin_anew(self, exits: list[Exit]) -> None:
         """The template is lost, or a stage with workers that nobody could end: all of them go, and others come."""
         with self._lock:
-            exits.extend(Exit(key, signal.SIGKILL, 0, 0) for key in self._owners)
+            died, code = self._end_of_template()
+            for key, owner in self._owners.items():
+                exits.append(Exit(key, died, code, 0) if owner is self._control else Exit(key, signal.SIGKILL, 0, 0))
             for stage in self._stages:
-                exits.extend(Exit(key, signal.SIGKILL, 0, 0) for key, _, _ in stage.waiting)
+                exits.extend(Exit(key, died, code, 0) for key, _, _ in stage.waiting)
                 while stage.waiting:
                     stage.drop(stage.waiting.popleft())
                 stage.hang_up()
@@ -274,6 +287,14 @@ class TemplateStarter:
             for stage in self._stages:
                 self._load(stage)
 
+    def _end_of_template(self) -> tuple[int, int]:
+        """The signal that ended it or its exit code: what a worker died of that it was to start."""
+        try:
+            code = 0 if self._process is None else self._process.wait(0.02)
+        except subprocess.TimeoutExpired:
+            return signal.SIGKILL, 0  # a stage of it has died
+        return max(0, -code), max(0, code)
+
     def _retire(self) -> None:
         """Let stages of earlier jobs go when nobody starts workers with them any more, and theirs have gone."""
         busy = set(map(id, self._owners.values()))
@@ -281,6 +302,14 @@ class TemplateStarter:
             if not stage.users and not stage.waiting and id(stage.end) not in busy:
                 self._stages.remove(stage)
                 stage.close()
+
+
+def _has_folder() -> bool:
+    try:
+        os.getcwd()
+    except OSError:  # deleted: libraries that are loaded there cannot find their own
+        return False
+    return True
 
 
 def _bury(process: subprocess.Popen[bytes], life_end: int) -> None:

@@ -45,13 +45,16 @@ class Worker:
         self.mappings = Mappings(link.release)
         self.pid = 0  # known when it is ready
         self.ending = False
+        self.fault: OSError | None = None  # why nothing more can be read from it
         self.waits_to_write = False
 
 
 def describe(worker: Worker, exit: Exit, sample: Any, known: bool) -> WorkerLost:
     """The error for a worker that has gone, in words."""
     status = worker.page.read()
-    if exit.signal:
+    if worker.fault is not None:
+        how = f"was given up: {worker.fault}"
+    elif exit.signal:
         name = signal.Signals(exit.signal).name if exit.signal in signal.valid_signals() else str(exit.signal)
         how = f"was killed by signal {name}"
     else:
@@ -61,7 +64,7 @@ def describe(worker: Worker, exit: Exit, sample: Any, known: bool) -> WorkerLost
     which = f" sample {sample!r}" if known and status.doing is Doing.FETCHING else ""
     batch = f" (batch {status.seq})" if status.seq >= 0 else ""
     hint = ""
-    if exit.signal == signal.SIGKILL:
+    if exit.signal == signal.SIGKILL and worker.fault is None:
         hint = " SIGKILL often is the kernel's out-of-memory killer (see `dmesg`): use fewer workers or memory_limit=."
     peak = f" Its peak memory was {exit.peak / 1e6:.0f} MB." if exit.peak else ""
     return WorkerLost(

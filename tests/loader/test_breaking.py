@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 import signal
+import textwrap
 import time
 
 import psutil
@@ -97,6 +100,62 @@ def test_an_iterator_that_is_dropped_while_its_dataset_is_loaded_says_nothing(tm
     with Program(tmp_path, source) as program:
         ended = program.end()
     assert (ended.code, ended.out, ended.err) == (0, "[0, 1, 2, 3, 4, 5]\n", "")
+
+
+def test_a_template_that_cannot_start_is_an_error_and_the_working_folder_is_not_searched(tmp_path):
+    source = """
+    import os, sys, aloader
+    os.mkdir("elsewhere")
+    os.chdir("elsewhere")
+    for name in "signal", "json", "selectors":
+        with open(f"{name}.py", "w") as file:
+            file.write("raise SystemExit('not the standard library')")
+    with aloader.DataLoader(range(3), num_workers=1) as loader:
+        print([int(i) for i in loader])
+    os.environ["PYTHONHOME"] = "/nowhere"
+    with aloader.DataLoader(range(1), num_workers=1) as loader:
+        try:
+            next(iter(loader))
+        except aloader.WorkerLost as error:
+            print(error.signal, error.exit_code)
+    """
+    with Program(tmp_path, f"import os; os.chdir({str(tmp_path)!r})\n" + textwrap.dedent(source)) as program:
+        ended = program.end()
+    assert (ended.code, ended.out) == (0, "[0, 1, 2]\n0 1\n"), ended.err
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_descriptors_that_run_out_are_an_error_and_no_hang(dies):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with DataLoader(Hungry(dies), num_workers=1, batch_size=1) as loader:
+        batches, taken = iter(loader), []
+        next(batches)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.open(os.devnull, os.O_RDONLY))
+            errors = [error for error in run(batches) if isinstance(error, Exception)]
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            for fd in taken:
+                os.close(fd)
+    assert errors
+    assert all(isinstance(error, WorkerLost | OSError) for error in errors)
+    assert any("oo many open files" in str(error) for error in errors)
+
+
+class Hungry(Numbers):
+    """Every sample is larger than the one before, and needs a segment of its own."""
+
+    def __init__(self, dies):
+        super().__init__(30)
+        self.dies = dies
+
+    def __getitem__(self, index):
+        if self.dies and index == 10:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(20_000 * 2 ** min(index, 8) if not self.dies else 1)
 
 
 # -- batches that cannot be made again ---------------------------------------------------------------------------------
