@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
 
+from aloader import options
 from aloader.channel.messages import Granted, Ticket
 from aloader.channel.status import Doing, Status
 from aloader.worker.bench import blame
@@ -158,16 +159,19 @@ class LocalCrew:
             self.end()
 
     async def aclose(self) -> None:
-        """The same, and wait for it."""
+        """The same, and wait for it: a sample or an `__aexit__` that does not end holds nobody up for ever."""
         tasks, holder = list(self._tasks.values()), self._holder
         self.end()
         if holder is not None and self._loop is asyncio.get_running_loop():
             if tasks:
-                await asyncio.wait(tasks)
+                await asyncio.wait(tasks, timeout=options.CLOSE_GRACE)
             if not self._is_entered:
                 holder.cancel()  # nobody needs what is being opened
-            await asyncio.wait([holder])
-            if not holder.cancelled() and holder.exception() is not None:
+            _, late = await asyncio.wait([holder], timeout=2 * options.CLOSE_GRACE)
+            if late:
+                holder.cancel()  # as a worker would be killed
+                await asyncio.wait([holder], timeout=options.CLOSE_GRACE)
+            elif not holder.cancelled() and holder.exception() is not None:
                 await holder
         self._loop = None
 

@@ -206,7 +206,7 @@ async def _run_async(loader):
 
 
 class Entering(AsyncNumbers):
-    """Opening it goes wrong."""
+    """Opening or closing it goes wrong."""
 
     def __init__(self, how):
         super().__init__(4)
@@ -215,10 +215,11 @@ class Entering(AsyncNumbers):
     async def __aenter__(self):
         if self.how == "hangs":
             await asyncio.Event().wait()
-        raise asyncio.CancelledError("in __aenter__")
+        if self.how == "is cancelled":
+            raise asyncio.CancelledError("in __aenter__")
 
     async def __aexit__(self, *exc):
-        pass
+        await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -236,6 +237,23 @@ async def test_closing_does_not_wait_for_a_dataset_that_never_opens():
         await anext(aiter(loader))
     began = time.monotonic()
     await loader.aclose()
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.asyncio
+async def test_closing_does_not_wait_for_a_dataset_that_never_closes():
+    loader = DataLoader(Entering("opens"), batch_size=2)
+    assert [batch.tolist() async for batch in loader] == [[0, 1], [2, 3]]
+    began = time.monotonic()
+    await loader.aclose()
+    assert time.monotonic() - began < 1
+
+
+def test_plain_for_does_not_wait_for_a_dataset_that_never_closes():
+    loader = DataLoader(Entering("opens"), batch_size=2)
+    began, batches = time.monotonic(), iter(loader)
+    next(batches)
+    loader.close()
     assert time.monotonic() - began < 1
 
 
