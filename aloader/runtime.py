@@ -87,6 +87,9 @@ class Runtime:
             crew = self._crew
             last.end()
         else:
+            if loader.persistent_workers and self._crew is not None and last is not None:
+                last.end()  # it has not got as far as to start what would be kept
+                self._crew.end(0.0)
             _, seed = begin_sampling(loader)
             job = Job.of(loader.dataset, loader.collate_fn, loader.worker_init_fn)
             surroundings = context.capture()

@@ -398,3 +398,14 @@ class Leaves(AsyncNumbers):
     async def __aexit__(self, *exc):
         await asyncio.sleep(0)
         self.path.write_text("left")
+
+
+@pytest.mark.asyncio
+async def test_a_persistent_loader_that_is_iterated_twice_at_once_has_one_set_of_workers():
+    async with DataLoader(Pids(8), batch_size=4, num_workers=1, persistent_workers=True) as loader:
+        first, second = aiter(loader), aiter(loader)
+        pids = {int(pid) async for batch in second for pid in batch}
+        assert len(pids) == 1
+        with pytest.raises(LoaderClosed):
+            await anext(first)
+        assert {int(pid) async for batch in loader for pid in batch} == pids
