@@ -200,11 +200,10 @@ class WorkerPool:
     def _forked(self) -> None:
         """In a fork of the user's program: everything here belongs to the parent."""
         self._closed = True
-        if self._end is not None:
-            self._end.detach()
         for crew in list(self._crews):
             crew.forked()
-        if self._starter is not None:
+        # A closed starter's descriptors have numbers that are somebody else's now: nothing is closed by number again.
+        if self._end is not None and self._end.detach() is not None and self._starter is not None:
             self._starter.forked()
 
 

@@ -344,3 +344,27 @@ for batch in DataLoader(Async(400), batch_size=2):
         assert ended.out.split()[2:8] == ["in", "out", "in", "out", "in", "out"][: len(ended.out.split()[2:8])], ended
         assert ended.out.split().count("in") == 3
         assert running.left(CLOSED) == []
+
+
+@pytest.mark.parametrize("method", ["fork", None])
+def test_a_fork_after_the_loader_was_closed_loses_no_descriptor(tmp_path, method):
+    body = f"""
+import gc
+gc.disable()  # what has been closed is still there when the program forks
+loader = DataLoader(Data(), batch_size=4, num_workers=2, multiprocessing_context={method!r})
+list(loader)
+loader.close()
+files = [open(os.devnull) for _ in range(60)]  # these take the numbers that were given up
+pid = os.fork()
+if pid == 0:
+    try:
+        for file in files:
+            os.fstat(file.fileno())
+        os._exit(0)
+    finally:
+        os._exit(1)
+print("child", os.waitpid(pid, 0)[1])
+"""
+    with program(tmp_path, body, flags=()) as running:
+        ended = running.end()
+        assert ended.out.splitlines()[-1] == "child 0", ended
