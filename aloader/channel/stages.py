@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import pickle
+import select
 import socket
 from typing import Any, Final, NamedTuple
 
@@ -58,10 +59,20 @@ _KINDS: Final[tuple[type[Packet], ...]] = (Load, Fork, End, Loaded, Exited)
 
 
 def send(end: socket.socket, packet: Packet, fds: tuple[int, ...] = ()) -> None:
-    """Send one packet whole. Raises BrokenPipeError where the other side has gone."""
+    """Send one packet whole. Raises BrokenPipeError where the other side has gone.
+
+    A socket takes some 280 packets before it is full (as many workers started at once): a stage reads in microseconds,
+    so it is waited for, a second at most.
+    """
     body = pickle.dumps((_KINDS.index(type(packet)), *packet), 5)
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    end.sendmsg([body], ancillary)
+    try:
+        end.sendmsg([body], ancillary)
+    except BlockingIOError:
+        poll = select.poll()
+        poll.register(end, select.POLLOUT)
+        poll.poll(1000)
+        end.sendmsg([body], ancillary)
 
 
 def receive(end: socket.socket) -> tuple[Packet, list[int]] | None:

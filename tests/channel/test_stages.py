@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -72,3 +74,31 @@ def test_a_reset_is_the_end_too(ends):
     stages.send(ends[1], stages.End(1, 0.0))  # never read: closing then resets the connection
     ends[0].close()
     assert stages.receive(ends[1]) is None
+
+
+def test_more_packets_than_the_socket_holds_all_arrive(ends):
+    ends[0].setblocking(False)
+    ends[1].setblocking(True)
+    got: list[int] = []
+
+    def read() -> None:
+        while (found := stages.receive(_Waiting(ends[1]))) is not None and found[0].key < 999:
+            got.append(found[0].key)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for key in range(1000):
+        stages.send(ends[0], stages.End(key, 0.0))
+    reader.join()
+    assert got == list(range(999))
+
+
+class _Waiting:
+    """A stage's own end of the socket: it waits for the next packet, as a stage does in its selector."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+
+    def recvmsg(self, *arguments: int) -> object:
+        select.select([self.end], [], [])
+        return self.end.recvmsg(*arguments)
