@@ -161,6 +161,9 @@ class Link:
                 self._descriptors.extend(descriptors_in(ancillary))
             if flags & _TRUNCATED:
                 self.ended = True  # what comes next belongs to descriptors that did not come
+                for message in messages:  # nobody will get these, nor what came with them
+                    if type(message) is NewSegment:
+                        os.close(message.fd)
                 raise OSError("a worker's memory could not be received: too many open files; raise `ulimit -n`")
             if not data:
                 self.ended = True

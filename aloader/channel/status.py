@@ -52,7 +52,11 @@ class StatusPage:
     def create(cls) -> tuple[StatusPage, int]:
         """A new page and a descriptor of it for the worker."""
         fd = shared.create(NBYTES, "aloader-status")
-        page = cls(fd)
+        try:
+            page = cls(fd)
+        except OSError:
+            os.close(fd)
+            raise
         page.write(Doing.STARTING)
         return page, fd
 

@@ -14,6 +14,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Self
 
 from aloader import options
@@ -69,11 +70,11 @@ class AsyncBatches:
         self.run = run
         loop = asyncio.get_running_loop()
         self._watcher = LoopWatcher(loop)
-        run.on_end = self._watcher.wake
         self._root: asyncio.Task[None] | None = None
         self._since = time.perf_counter()
         self._passed = self._since  # when the consumer last let the loop run
         self._finalizer = weakref.finalize(self, _abandon, run, loop)
+        run.on_end = partial(_let_go, self._finalizer, self._watcher)
         self._drawn_early = not run.source.heavy
         if self._drawn_early:
             run.epoch.open()  # in the consumer's own step, as torch draws while it makes an iterator
@@ -198,6 +199,12 @@ async def _start(run: Run, watcher: LoopWatcher, drawn: bool) -> None:
         watcher.failure = error
     finally:
         watcher.wake()
+
+
+def _let_go(finalizer: weakref.finalize[..., AsyncBatches], watcher: LoopWatcher) -> None:
+    """The run has ended: whoever waits looks again, and nothing is left to do for an iterator that is dropped."""
+    finalizer.detach()
+    watcher.wake()
 
 
 def _abandon(run: Run, loop: asyncio.AbstractEventLoop) -> None:

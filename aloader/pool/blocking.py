@@ -66,6 +66,7 @@ class Batches:
         self.run = run
         self._since = time.perf_counter()
         self._finalizer = weakref.finalize(self, _abandon, run)
+        run.on_end = self._finalizer.detach
         run.prepare()
         run.epoch.open()
         run.begin(self._watcher)

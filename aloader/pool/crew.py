@@ -244,7 +244,7 @@ class Crew:
             while messages:
                 self._on_message(worker, messages.popleft())
         except OSError as error:  # no descriptor, no memory left for what it has sent: it is of no use any more
-            worker.fault = error
+            worker.fault = error.with_traceback(None)  # its frames know the crew, which would never be dropped
             worker.link.ended = True
             for message in messages:
                 if isinstance(message, NewSegment):

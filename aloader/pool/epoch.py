@@ -8,11 +8,13 @@ dispatcher or in `_ready` until the step that returns it to the user.
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 
+from aloader import errors
 from aloader.channel.faults import unpack_fault
 from aloader.channel.messages import Granted, Ticket
 from aloader.channel.status import Doing
@@ -126,6 +128,8 @@ class Epoch:
                 return self._unpacked(outcome)
             self.counts.failed += 1
             error = outcome.error
+            if isinstance(error, errors.WorkerLost):
+                raise copy.copy(error)  # the dispatcher keeps its own, which must not come to know frames of the user's
             raise unpack_fault(error) if isinstance(error, bytes) else cast("BaseException", error)
         finally:
             self._indices.pop(outcome.seq, None)
@@ -248,8 +252,8 @@ class Epoch:
         try:
             self._crew.launch(command.slot, command.generation)
         except OSError as error:  # no descriptors, no memory: as if it had died at once, so somebody waits for nobody
-            error.add_note("while a lost DataLoader worker was replaced")
-            self._events.append(WorkerLost(command.slot, command.generation, None, error))
+            lost = errors.WorkerLost(f"a lost DataLoader worker could not be replaced: {error}", worker=command.slot)
+            self._events.append(WorkerLost(command.slot, command.generation, None, lost))
 
     def _grant(self, command: Grant) -> None:
         worker = self._crew.workers.get(command.slot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 
 import pytest
@@ -116,3 +117,22 @@ def test_closing_closes_descriptors_that_nobody_took(links):
     b.receive(everything=True)
     b.close()
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_descriptors_that_run_out_leave_none_open(links):
+    a, b = links
+    for number in range(40):
+        a.send(NewSegment(number, 4096), shared.create(4096))
+        a.flush()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = set(map(int, os.listdir("/proc/self/fd")))
+    tenth_free = [number for number in range(1000) if number not in before][10]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (tenth_free, limits[1]))
+        with pytest.raises(OSError, match="too many open files"):
+            b.receive(everything=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    b.close()
+    assert b.ended
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
