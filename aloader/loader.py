@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Self, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe, Sampler, SequentialSampler
+from torch.utils.data import Sampler
 
+from aloader import arguments
 from aloader.errors import LoaderClosed
 from aloader.pool.asynchronous import AsyncBatches
 from aloader.pool.blocking import Batches
 from aloader.pool.limits import default_memory_limit, parse_bytes
-from aloader.pool.pool import NO_WORKERS, WorkerPool
 from aloader.pool.threads import in_thread
 from aloader.runtime import Runtime, begin_sampling, maker
 from aloader.stats import LoaderStats
@@ -68,7 +67,7 @@ class DataLoader(TorchDataLoader[T_co]):
         concurrency: int | None = None,
         memory_limit: int | str | None = None,
     ) -> None:
-        self._check_num_workers(num_workers)
+        arguments.check_num_workers(num_workers)
         asynchronous = is_async(dataset)
         light = num_workers == 0 and asynchronous  # an async dataset on the user's own loop takes more arguments
         super().__init__(
@@ -90,8 +89,8 @@ class DataLoader(TorchDataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             **({"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}),
         )
-        self._check_dataset(dataset)
-        self._check_more(light, prefetch_factor, timeout, concurrency)
+        arguments.check_dataset(self)
+        arguments.check_more(self, light, prefetch_factor, concurrency)
         if light:
             self.prefetch_factor = prefetch_factor
         self.in_order = in_order
@@ -103,56 +102,6 @@ class DataLoader(TorchDataLoader[T_co]):
         self._runtime: Runtime | None = None
         self._stats = LoaderStats()
         self._closed = False
-
-    # -- checks ----------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _check_num_workers(num_workers: Any) -> None:
-        try:
-            count = operator.index(num_workers)
-        except TypeError:
-            raise TypeError(
-                f"num_workers option should be an integer, but got num_workers={num_workers!r}"
-            ) from None
-        if count > 0 and not WorkerPool.available():
-            raise RuntimeError(NO_WORKERS)
-
-    def _check_dataset(self, dataset: Any) -> None:
-        if isinstance(dataset, IterDataPipe | MapDataPipe):
-            raise NotImplementedError("DataPipes are not supported: give the loader a Dataset, or use torch's loader")
-        iterable = isinstance(dataset, IterableDataset) or (
-            hasattr(type(dataset), "__aiter__") and not hasattr(type(dataset), "__getitem__")
-        )
-        if iterable:
-            raise NotImplementedError(
-                f"iterable-style datasets are not supported yet, and {type(dataset).__name__} is one: "
-                "give it __getitem__ and __len__, or use torch's own loader for it"
-            )
-        own_order = type(self.sampler) is not SequentialSampler or self.batch_size is None
-        if not hasattr(type(dataset), "__len__") and not own_order:
-            raise TypeError(
-                f"object of type {type(dataset).__name__!r} has no len(): give the dataset __len__, "
-                "or the loader a sampler or batch_sampler that says which samples there are"
-            )
-
-    def _check_more(self, light: bool, prefetch_factor: int | None, timeout: float, concurrency: Any) -> None:
-        if concurrency is not None and not isinstance(concurrency, int):
-            raise TypeError(f"concurrency option should be an integer, but got concurrency={concurrency!r}")
-        if concurrency is not None and concurrency < 1:
-            raise ValueError(f"concurrency option should be positive, but got concurrency={concurrency!r}")
-        if concurrency is not None and self.num_workers == 0 and not light:
-            raise ValueError(
-                "concurrency option needs num_workers > 0 or an async dataset: without workers, "
-                "samples of an ordinary dataset are fetched one after the other, as by torch"
-            )
-        if prefetch_factor is not None and prefetch_factor < 1:
-            raise ValueError(
-                "prefetch_factor option should be non-negative"
-                if prefetch_factor < 0
-                else "prefetch_factor option should be positive: with 0 no worker would ever get a batch to make"
-            )
-        if timeout > 0 and self.num_workers == 0 and not light:
-            raise ValueError("timeout option needs num_workers > 0: in this process, nothing can be timed out")
 
     # -- iterating -------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "aloader"
 #: Top to bottom. Neighbours in one layer do not import each other, except in the lowest.
 LAYERS = (
     {"loader"},
-    {"runtime"},
+    {"arguments", "runtime"},
     {"pool", "worker"},
     {"device", "datasets"},
     {"channel", "storage"},
