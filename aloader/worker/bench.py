@@ -113,6 +113,8 @@ class Bench:
             case EpochOver(_, epoch):
                 self.epoch_over = epoch
                 self.tickets = deque(t for t in self.tickets if t.epoch > epoch)
+                if self._stream is not None and self._stream[0] <= epoch:
+                    self._stream = None
                 self.arena.trim()
             case Stop():
                 self.stopped = True

@@ -73,8 +73,7 @@ class _Server:
                 await self._stopped.wait()
                 for task in self._tasks.values():
                     task.cancel()
-            if isinstance(self._fetcher, StreamFetcher):
-                await self._fetcher.aclose()
+                self._end_reading()
         finally:
             self._loop.remove_reader(link.fileno())
             self._loop.remove_writer(link.fileno())
@@ -93,6 +92,8 @@ class _Server:
             bench.grants.discard(key)
             self._wake(key)
         if bench.epoch_over != over:
+            if self._reading <= bench.epoch_over:
+                self._end_reading()
             for (epoch, _), task in list(self._tasks.items()):
                 if epoch <= bench.epoch_over:
                     task.cancel()
@@ -121,10 +122,14 @@ class _Server:
         """An iterable dataset is read anew in each epoch."""
         bench = self._bench
         if bench.start.iterable and ticket.epoch != self._reading and bench.broken is None:
+            self._end_reading()
             self._reading = ticket.epoch
-            if isinstance(self._fetcher, StreamFetcher):
-                self._group.create_task(self._fetcher.aclose())
             self._fetcher = StreamFetcher(bench.stream(ticket.epoch), bench.start.concurrency)
+
+    def _end_reading(self) -> None:
+        """Nobody wants the rest: an async generator leaves what it is in, once its tickets have been cancelled."""
+        if isinstance(self._fetcher, StreamFetcher):
+            self._group.create_task(self._fetcher.aclose())
 
     def _begin(self, ticket: Ticket, fetcher: Fetcher | StreamFetcher) -> None:
         key = (ticket.epoch, ticket.seq)

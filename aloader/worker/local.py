@@ -135,6 +135,8 @@ class LocalCrew:
         for (number, _), task in list(self._tasks.items()):
             if number <= epoch:
                 task.cancel()
+        if self._reading <= epoch:
+            self._end_reading()
 
     def end(self, grace: float = 0.0) -> None:
         """Cancel everything and let the dataset's `async with` be left, on its loop."""

@@ -145,4 +145,8 @@ class StreamFetcher:
     async def aclose(self) -> None:
         """Nobody wants the rest."""
         async with self._turn:
-            await self._stream.aclose()
+            try:
+                await self._stream.aclose()
+            except Exception as error:  # of the user's own cleaning up, for which nobody waits
+                context = {"message": "leaving an iterable dataset failed", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(context)

@@ -99,8 +99,10 @@ async def test_an_async_generator_is_left_when_nobody_wants_more(tmp_path, worke
     dataset = AsyncCounting(1000, str(left))
     async with DataLoader(dataset, batch_size=5, num_workers=workers, persistent_workers=True) as loader:
         for _ in range(2):
-            async for _batch in loader:
-                break
+            batches = aiter(loader)
+            for _ in range(4):
+                await anext(batches)
+            del batches
     assert left.read_text() == "left\n" * 2 * max(1, workers)
 
 
