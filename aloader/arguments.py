@@ -22,6 +22,19 @@ def check_num_workers(num_workers: Any) -> None:
         raise RuntimeError(NO_WORKERS)
 
 
+def check_pool(pool: Any, multiprocessing_context: Any) -> None:
+    """A shared pool is one, and says itself how its processes start."""
+    if pool is None:
+        return
+    if not isinstance(pool, WorkerPool):
+        raise TypeError(f"pool option should be an aloader.WorkerPool, but got pool={pool!r}")
+    if multiprocessing_context is not None:
+        raise ValueError(
+            "multiprocessing_context option and pool option exclude each other: "
+            "give it to the pool, WorkerPool(n, multiprocessing_context=...)"
+        )
+
+
 def check_dataset(loader: TorchDataLoader[Any]) -> None:
     """Whether the dataset is of a kind that can be loaded."""
     dataset = loader.dataset

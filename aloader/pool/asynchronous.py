@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 import weakref
 from collections.abc import Callable
@@ -135,6 +136,9 @@ class AsyncBatches:
                 patience = run.patience(loop.time() - since)
                 if patience == 0:
                     raise run.late()
+                if run.crew.unseated:
+                    run.crew.insist()
+                    patience = min(options.SEAT_PATIENCE, patience if patience is not None else math.inf)
                 watcher.waiter = loop.create_future()
                 alarm = None if patience is None else loop.call_later(patience, watcher.wake)
                 try:

@@ -30,6 +30,9 @@ class PollWatcher:
         """Call back when `fd` can be written to."""
         self._set(fd, select.POLLOUT, callback)
 
+    def wake(self) -> None:
+        """Nobody waits while somebody else runs: it is one thread."""
+
     def wait(self, timeout: float | None) -> None:
         """Wait for something to happen, at most `timeout` seconds, and call back."""
         for fd, events in self._poll.poll(None if timeout is None else math.ceil(timeout * 1000)):
@@ -105,6 +108,9 @@ class Batches:
             patience = run.patience(time.perf_counter() - since)
             if patience == 0:
                 raise run.late()
+            if run.crew.unseated:
+                run.crew.insist()
+                patience = min(options.SEAT_PATIENCE, patience if patience is not None else math.inf)
             self._watcher.wait(patience)
             if starting and run.crew.ready:
                 since, starting = time.perf_counter(), False

@@ -33,6 +33,7 @@ from aloader.channel.messages import (
 )
 from aloader.channel.roles import Listener, Watcher, Who
 from aloader.channel.status import StatusPage
+from aloader.pool.seats import Seats
 from aloader.pool.starter import Exit, Loaded, Starter
 from aloader.pool.threads import dispose
 from aloader.pool.workers import Arrived, Worker
@@ -43,6 +44,9 @@ class Host(Protocol):
 
     @property
     def starter(self) -> Starter: ...
+    @property
+    def seats(self) -> Seats: ...
+    def insist(self, crew: Crew) -> None: ...
     def new_key(self, crew: Crew) -> int: ...
     def read_reports(self) -> None: ...
 
@@ -72,7 +76,16 @@ class Crew:
         loaded.users.add(self)
 
     def launch(self, slot: int, generation: int) -> None:
-        """Start a worker. It says that it is ready by itself."""
+        """Start a worker, as soon as the pool has a seat for it. It says that it is ready by itself."""
+        if self._host.seats.take(self, slot, generation):
+            try:
+                self.launch_now(slot, generation)
+            except BaseException:
+                self._host.seats.give_back()
+                raise
+
+    def launch_now(self, slot: int, generation: int) -> None:
+        """Start a worker in a seat that it has."""
         mine, theirs = pair()
         try:
             page, status = StatusPage.create()
@@ -82,22 +95,7 @@ class Crew:
             raise
         worker = Worker(slot, generation, self._host.new_key(self), Link(mine), page)
         self.workers[slot] = self._by_key[worker.key] = worker
-        who = self.who
-        worker.link.send(
-            Start(
-                who.dataset,
-                slot,
-                generation,
-                who.num_workers,
-                who.base_seed,
-                who.concurrency,
-                who.threads,
-                who.auto_collation,
-                who.context,
-                who.iterable,
-                who.drop_last,
-            )
-        )
+        worker.link.send(Start(slot=slot, generation=generation, **self.who._asdict()))
         self._host.starter.start(self._loaded, worker.key, theirs, status)
         if self._watcher is not None:
             self._watch(worker)
@@ -106,6 +104,7 @@ class Crew:
 
     def end(self, grace: float = options.CLOSE_GRACE) -> None:
         """Tell every worker to stop, and have those killed that do not within `grace` seconds. Waits for nobody."""
+        self._host.seats.forget(self)
         for worker in list(self.workers.values()):
             self._end(worker, grace)
         self.workers.clear()
@@ -127,6 +126,29 @@ class Crew:
         worker.link.close()
         dispose(worker.mappings.close())
         worker.page.close()
+
+    @property
+    def idle(self) -> bool:
+        """Whether none of its processes has anything to do, nor is on its way in or out."""
+        if any(worker.ending or not worker.pid for worker in self._by_key.values()):
+            return False
+        return self.listener is None or self.listener.idle
+
+    @property
+    def unseated(self) -> bool:
+        """Whether a slot waits for a process of a shared pool."""
+        return self._host.seats.waits(self)
+
+    def insist(self) -> None:
+        """Somebody waits for what only a slot without a process can make."""
+        self._host.insist(self)
+
+    def give_up(self) -> None:
+        """The pool is being closed: let the consumer know."""
+        if self.listener is not None:
+            self.listener.close()
+        if self._watcher is not None:
+            self._watcher.wake()
 
     @property
     def ready(self) -> bool:

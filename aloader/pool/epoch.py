@@ -117,6 +117,11 @@ class Epoch:
                 self._handle(WorkerReady(slot, 0))
 
     @property
+    def idle(self) -> bool:
+        """Whether no worker has a ticket."""
+        return self.closed or not any(self._dispatcher.statistics().held)
+
+    @property
     def available(self) -> bool:
         """Whether `take` has something: a batch, an error or the end."""
         return bool(self._ready) or self.finished or self.closed

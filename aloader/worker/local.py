@@ -102,6 +102,7 @@ class LocalCrew:
 
     alive = 0
     ready = True
+    unseated = False
 
     def attach(self, watcher: Any, listener: Listener) -> None:
         """Work on the watcher's loop, and tell `listener`."""
