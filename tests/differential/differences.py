@@ -1,0 +1,83 @@
+"""Where our loader differs from torch's on purpose: the whole list. What differs and is not here fails a test.
+
+A row says why ours is better, and how the two are still compared: `explains` is given what is left of both logs where
+they first differ, and says how many entries of each the row accounts for (None: it is not this).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+
+class Entry(NamedTuple):
+    """One thing that was seen: what it was, and what it looked like."""
+
+    what: str
+    value: Any
+
+
+class Raised(NamedTuple):
+    """An error: its type, its text, and what it says of a worker (its own text, notes and causes)."""
+
+    kind: type[BaseException]
+    text: str
+    told: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Raised:
+        """Of an exception that was caught."""
+        causes, cause = [], error.__cause__
+        while cause is not None:
+            causes.append(str(cause))
+            cause = cause.__cause__
+        return cls(type(error), str(error), "\n".join([str(error), *getattr(error, "__notes__", ()), *causes]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Raised) and (self.kind, self.text) == (other.kind, other.text)
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.text))
+
+
+class Difference(NamedTuple):
+    """A row. `why` is for people."""
+
+    why: str
+    explains: Callable[[list[Entry], list[Entry]], tuple[int, int] | None]
+
+
+def _both_raised(explains: Callable[[Raised, Raised], bool]) -> Callable[[Any, Any], tuple[int, int] | None]:
+    """For a pair of errors in the same place."""
+
+    def pair(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] | None:
+        if not torchs or not ours or torchs[0].what != ours[0].what:
+            return None
+        one, other = torchs[0].value, ours[0].value
+        if isinstance(one, Raised) and isinstance(other, Raised) and explains(one, other):
+            return 1, 1
+        return None
+
+    return pair
+
+
+def _original(torchs: Raised, ours: Raised) -> bool:
+    """Torch's text begins with where it was caught and ends with the original; ours is the original, and tells both."""
+    first_line = torchs.text.strip("'\"").split("\n")[0]
+    same_kind = torchs.kind is ours.kind or (torchs.kind is RuntimeError and ours.kind.__name__ in first_line)
+    return (
+        same_kind
+        and first_line.startswith(f"Caught {ours.kind.__name__} in DataLoader worker process")
+        and first_line in ours.told
+        and ours.text.strip("'") in torchs.text
+        and "Traceback" in ours.told
+    )
+
+
+DIFFERENCES: Final[dict[str, Difference]] = {
+    "the original error": Difference(
+        "torch rebuilds an error from its class and one string, or makes it a RuntimeError; ours is the original with "
+        "arguments and attributes, and says where it was caught in a note and a cause",
+        _both_raised(_original),
+    ),
+}
