@@ -236,7 +236,10 @@ SAMPLES: dict[str, Callable[[Any], Any]] = {
     "mixed lengths": lambda i: (i,) if i % 2 else (i, i),
     "mixed dtypes": lambda i: torch.tensor([i], dtype=torch.float32 if i % 2 else torch.float64),
     "mixed integers": lambda i: torch.tensor([i], dtype=torch.int64 if i % 2 else torch.int16),
-    "widening integers": lambda i: torch.tensor([i], dtype=torch.int32 if i % 2 else torch.float32),
+    "integers after floats": lambda i: torch.tensor([i], dtype=torch.int32 if i % 2 else torch.float32),
+    "narrowing floats": lambda i: torch.tensor([i], dtype=torch.float64 if i % 2 else torch.float16),
+    "narrowing large": lambda i: torch.full((40_000,), i, dtype=torch.float64 if i % 2 else torch.float32),
+    "floats after integers": lambda i: torch.tensor([i], dtype=torch.float32 if i % 2 else torch.int32),
     "mixed numbers": lambda i: float(i) if i % 2 else i,
 }
 

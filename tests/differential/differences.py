@@ -74,10 +74,42 @@ def _original(torchs: Raised, ours: Raised) -> bool:
     )
 
 
+def _batch_for_error(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] | None:
+    """Torch raises what it gives without workers, or what nobody asked for; ours is a batch."""
+    if torchs and ours and isinstance(torchs[0].value, Raised) and ours[0].what.replace("batch", "error") == torchs[0].what:
+        return 1, 1
+    return None
+
+
+def _sizes_named(torchs: Raised, ours: Raised) -> bool:
+    return torchs.kind is ours.kind is RuntimeError and "resize" in torchs.text and "equal size" in ours.text
+
+
+def _detach_named(torchs: Raised, ours: Raised) -> bool:
+    return torchs.kind is ours.kind is RuntimeError and "requires grad" in torchs.text and ".detach()" in ours.text
+
+
 DIFFERENCES: Final[dict[str, Difference]] = {
     "the original error": Difference(
         "torch rebuilds an error from its class and one string, or makes it a RuntimeError; ours is the original with "
         "arguments and attributes, and says where it was caught in a note and a cause",
         _both_raised(_original),
+    ),
+    "ragged batches": Difference(
+        "a worker of torch's says that storage cannot be resized; ours says which sizes do not fit, as torch does "
+        "without workers. The same type, at the same place",
+        _both_raised(_sizes_named),
+    ),
+    "gradients": Difference(
+        "samples that require grad cannot be stacked in a worker; ours says what to call",
+        _both_raised(_detach_named),
+    ),
+    "conjugate tensors": Difference(
+        "a worker of torch's cannot stack them, and loses the conjugation of one alone; ours gives torch's batch",
+        _batch_for_error,
+    ),
+    "floats after integers": Difference(
+        "a worker of torch's cannot stack them; ours gives the batch that torch gives without workers",
+        _batch_for_error,
     ),
 }

@@ -46,12 +46,11 @@ class _Freezer:
         return [(key, self.freeze(item)) for key, item in getattr(value, "__dict__", {}).items() if key != "data"]
 
     def _tensor(self, tensor: torch.Tensor) -> Any:
-        about = (_name(tensor), tensor.dtype, tuple(tensor.shape), tensor.requires_grad, str(tensor.device))
         if tensor.is_nested:
-            return *about, "nested", [self.freeze(part) for part in tensor.unbind()]
-        if tensor.layout is torch.sparse_coo:
-            tensor = tensor.coalesce()
-            return *about, "sparse", self.freeze(tensor.indices()), self.freeze(tensor.values())
+            return _name(tensor), "nested", [self.freeze(part) for part in tensor.unbind()]
+        about = (_name(tensor), tensor.dtype, tuple(tensor.shape), tensor.requires_grad, str(tensor.device))
+        if tensor.layout is not torch.strided:
+            return *about, str(tensor.layout), self.freeze(tensor.to_dense())
         data = tensor.detach().as_subclass(torch.Tensor)
         number = self._storages.setdefault(data.untyped_storage().data_ptr(), len(self._storages))
         content = data.contiguous().resolve_conj().reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""

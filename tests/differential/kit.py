@@ -44,7 +44,8 @@ class Case:
     epochs: tuple[int | None, ...] = (None,)
     between: Callable[[int, Any], None] | None = None  # called with the epoch's number and the loader, before it
     after_batch: Callable[[Any, Any], Any] | None = None  # called with the loader and each batch; may draw
-    allow: frozenset[str] = frozenset()
+    allow: frozenset[str] = frozenset()  # rows of `DIFFERENCES`, each of which must be seen
+    names: tuple[str, ...] = ()  # of the batches, for failures' sake
 
 
 def observe(kind: Any, case: Case, way: str = "for", **more: Any) -> list[Entry]:
@@ -87,9 +88,10 @@ class _Log:
     def add(self, what: str, value: Any) -> None:
         """One entry; and another for the warnings since the last."""
         self.entries.append(Entry(what, value))
-        if self._caught:
-            said = [(w.category.__name__, str(w.message)) for w in self._caught]
-            self._caught.clear()
+        said = [(w.category.__name__, str(w.message)) for w in self._caught]
+        said = [warning for warning in said if "Triggered internally" not in warning[1]]  # torch's, once in a process
+        self._caught.clear()
+        if said:
             self.entries.append(Entry(f"{what}: warnings", said))
 
 
@@ -102,6 +104,7 @@ class _Steps:
         self._loader = loader
         self._generators = [v for v in (arguments.get("generator"), _generator_in(arguments)) if v is not None]
         self._watch = arguments.get("watch")
+        self._names = iter(case.names)
 
     def all(self) -> None:
         for number, most in enumerate(self._case.epochs):
@@ -141,14 +144,15 @@ class _Steps:
 
     def _next(self, number: int, step: Callable[[], Any]) -> bool:
         """Whether to go on."""
+        name = next(self._names, "")
         try:
             batch = step()
         except StopIteration:
             return False
         except Exception as error:
-            self._log.add(f"epoch {number}: error", Raised.of(error))
+            self._log.add(f"epoch {number}: error {name}".strip(), Raised.of(error))
         else:
-            self._log.add(f"epoch {number}: batch", frozen(batch))
+            self._log.add(f"epoch {number}: batch {name}".strip(), frozen(batch))
             if self._case.after_batch is not None:
                 self._log.add(f"epoch {number}: consumer", frozen(self._case.after_batch(self._loader, batch)))
         self._log.add(f"epoch {number}: generators", _states(self._generators))
@@ -231,32 +235,20 @@ def compare(torchs: list[Entry], ours: list[Entry], allow: frozenset[str]) -> tu
     return used, []
 
 
-def assert_alike(case: Case, *, ways: tuple[str, ...] = ("for", "async for"), **ours_only: Any) -> None:
+def assert_alike(case: Case, *, ways: tuple[str, ...] = ("for", "async for"), fork: bool = True) -> None:
     """Torch's loader and ours, run every way, cannot be told apart but by what the case allows.
 
-    `ours_only`: arguments that say how our workers start; torch's are forked.
+    `fork`: our workers are forked, as torch's are, which is much cheaper than a template for each loader.
     """
-    torchs = observe(TorchDataLoader, case, **_forked(case))
+    forked = {"multiprocessing_context": "fork"} if case.make().get("num_workers") else {}
+    torchs = observe(TorchDataLoader, case, **forked)
     used: set[str] = set()
     for way in ways:
-        ours = observe(aloader.DataLoader, case, way, **ours_only)
+        ours = observe(aloader.DataLoader, case, way, **(forked if fork else {}))
         explained, mismatches = compare(torchs, ours, case.allow)
         used |= explained
         assert not mismatches, _describe(way, mismatches[0], torchs)
     assert used == case.allow, f"these differences are allowed, and were not seen: {sorted(case.allow - used)}"
-
-
-def _forked(case: Case) -> dict[str, Any]:
-    return {"multiprocessing_context": "fork"} if _workers(case) > 0 else {}
-
-
-def forked_if_any(case: Case) -> dict[str, Any]:
-    """The argument that lets our workers be forked as torch's are: much cheaper than a template for each loader."""
-    return _forked(case)
-
-
-def _workers(case: Case) -> int:
-    return int(case.make().get("num_workers", 0))
 
 
 def _describe(way: str, mismatch: Mismatch, torchs: list[Entry]) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from . import data, orders
 from .grids import Choice, pairwise
-from .kit import Case, assert_alike, forked_if_any
+from .kit import Case, assert_alike
 
 FACTORS: dict[str, tuple[Any, ...]] = {
     "way": ("for", "async for"),
@@ -68,7 +68,7 @@ def named(choice: Choice) -> str:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_nobody_can_tell_the_loaders_apart(choice: Choice) -> None:
     case = case_of(choice)
-    assert_alike(case, ways=(choice["way"],), **forked_if_any(case))
+    assert_alike(case, ways=(choice["way"],))
 
 
 def test_the_choices_have_every_pair() -> None:
