@@ -219,6 +219,7 @@ SAMPLES: dict[str, Callable[[Any], Any]] = {
     "int keys": lambda i: {1: i, (2, 3): i, None: i},
     # what torch's rules refuse
     "ragged": lambda i: torch.zeros(i + 1),
+    "shrinking": lambda i: torch.zeros(9 - i),
     "ragged lists": lambda i: [0] * (i + 1),
     "ragged dicts": lambda i: {f"key {i}": i},
     "none": lambda i: None,

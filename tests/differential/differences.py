@@ -81,6 +81,14 @@ def _batch_for_error(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] 
     return None
 
 
+def _found_out_earlier(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] | None:
+    """Our constructor raises; torch's loader is made, and raises when it is iterated."""
+    late = [entry for entry in torchs if entry.what == "epoch 0: iter" and isinstance(entry.value, Raised)]
+    if ours and ours[0].what == "constructor" and isinstance(ours[0].value, Raised) and late:
+        return len(torchs), len(ours)
+    return None
+
+
 def _sizes_named(torchs: Raised, ours: Raised) -> bool:
     return torchs.kind is ours.kind is RuntimeError and "resize" in torchs.text and "equal size" in ours.text
 
@@ -94,6 +102,11 @@ DIFFERENCES: Final[dict[str, Difference]] = {
         "torch rebuilds an error from its class and one string, or makes it a RuntimeError; ours is the original with "
         "arguments and attributes, and says where it was caught in a note and a cause",
         _both_raised(_original),
+    ),
+    "found out earlier": Difference(
+        "`prefetch_factor=0`, `timeout` without workers and a number of workers that is none are errors of the "
+        "constructor, where the mistake is; torch raises them at the first `iter()`",
+        _found_out_earlier,
     ),
     "ragged batches": Difference(
         "a worker of torch's says that storage cannot be resized; ours says which sizes do not fit, as torch does "

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gc
 import hashlib
 import random
 import warnings
@@ -74,7 +73,6 @@ def observe(kind: Any, case: Case, way: str = "for", **more: Any) -> list[Entry]
 
 
 def _seed() -> None:
-    gc.collect()  # of loaders of earlier runs: here, where nobody counts
     torch.manual_seed(SEED)
     random.seed(SEED)
     np.random.seed(SEED % 2**32)

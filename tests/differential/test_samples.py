@@ -14,7 +14,7 @@ from .kit import Case, assert_alike
 
 #: What a worker of torch's gives otherwise, with the row of `DIFFERENCES`.
 OWN_ROWS = {
-    "ragged": "ragged batches",
+    "shrinking": "ragged batches",
     "conjugate": "conjugate tensors",
     "grad": "gradients",
     "parameter": "gradients",
@@ -23,8 +23,8 @@ OWN_ROWS = {
 #: What torch's rules refuse, when it comes in a batch and when it comes alone.
 REFUSED = {
     True: (
-        *("ragged lists", "ragged dicts", "none", "a set", "complex number", "record", "object array", "text array"),
-        *("date", "dates", "sparse", "sparse rows", "nested tensor", "mixed lengths"),
+        *("ragged", "ragged lists", "ragged dicts", "none", "a set", "complex number", "record", "object array"),
+        *("text array", "date", "dates", "sparse", "sparse rows", "nested tensor", "mixed lengths"),
     ),
     False: ("date", "dates"),
 }
