@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import sys
+import time
 from collections import OrderedDict, UserDict, UserList, defaultdict, namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -355,3 +357,47 @@ class Everything(Dataset):
 
     def __getitem__(self, key: tuple[str, int]) -> Any:
         return SAMPLES[key[0]](key[1])
+
+
+class Switched(Dataset):
+    """Another dataset may be put in between epochs: the loader is the same, and so are its processes' ancestors."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.inner[index]
+
+    @property
+    def __getitems__(self) -> Any:
+        return getattr(self.inner, "__getitems__", None)
+
+
+class Facts(Made):
+    """What a worker's process is like."""
+
+    def __init__(self, n: int = 4) -> None:
+        super().__init__("number", n)
+
+    def __getitem__(self, index: Any) -> Any:
+        info = get_worker_info()
+        assert info is not None
+        try:
+            info.id = 9
+            frozen = False
+        except Exception:
+            frozen = True
+        facts = (torch.get_num_threads(), torch.is_grad_enabled(), str(torch.get_default_dtype()), torch.initial_seed())
+        return index, *facts, info.worker_method, repr(info.rng), frozen, os.getcwd(), os.environ.get("FACT"), sys.path
+
+
+class Late(Made):
+    """Sample 2 takes a while, the first time."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if index == 2:
+            time.sleep(0.9)
+        return index

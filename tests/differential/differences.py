@@ -89,6 +89,52 @@ def _found_out_earlier(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int
     return None
 
 
+def _rest(entries: list[Entry]) -> list[Entry]:
+    """What is left of the epoch in which the logs differ, its end included."""
+    ends = [place for place, entry in enumerate(entries) if entry.what.endswith(": end")]
+    return entries[: ends[0] + 1] if ends else entries
+
+
+def _stop_iteration(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] | None:
+    """Torch's epoch is over, and ours goes on after an error."""
+    told = ours[0].value.text if ours and isinstance(ours[0].value, Raised) else ""
+    if torchs and torchs[0].what.endswith(": end") and "StopIteration" in told:
+        return 0, len(_rest(ours)) - 1
+    return None
+
+
+def _errors(entries: list[Entry]) -> list[Raised]:
+    return [entry.value for entry in entries if isinstance(entry.value, Raised)]
+
+
+def _sampler_failed(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] | None:
+    """The same error once; all batches of torch's are among ours, in order, and ours come before the error."""
+    one, other = _rest(torchs), _rest(ours)
+    batches = [entry for entry in other if "batch" in entry.what]
+    theirs = iter(batches)
+    among = all(entry in theirs for entry in one if "batch" in entry.what)
+    last = [entry for entry in other if "batch" in entry.what or isinstance(entry.value, Raised)][-1:]
+    if among and last and _errors(one) == _errors(other) == [last[0].value]:
+        return len(one), len(other)
+    return None
+
+
+def _start_failed(torchs: Raised, ours: Raised) -> bool:
+    """From the second batch of a worker on, torch's error is about its own variable."""
+    return torchs.kind is UnboundLocalError and "fetcher" in torchs.text and "no device" in ours.text
+
+
+def _late(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] | None:
+    """Any number of times: torch's words first, then which worker and sample it is."""
+    counts = []
+    for entries in (torchs, ours):
+        place = 0
+        while place < len(entries) and any("timed out after 0.5 seconds" in e.text for e in _errors([entries[place]])):
+            place += 2  # the error, and the generators after it
+        counts.append(place)
+    return (counts[0], counts[1]) if all(counts) else None
+
+
 def _sizes_named(torchs: Raised, ours: Raised) -> bool:
     return torchs.kind is ours.kind is RuntimeError and "resize" in torchs.text and "equal size" in ours.text
 
@@ -107,6 +153,25 @@ DIFFERENCES: Final[dict[str, Difference]] = {
         "`prefetch_factor=0`, `timeout` without workers and a number of workers that is none are errors of the "
         "constructor, where the mistake is; torch raises them at the first `iter()`",
         _found_out_earlier,
+    ),
+    "stop iteration": Difference(
+        "a map-style sample that raises StopIteration ends torch's epoch in silence, and the rest of the data is lost; "
+        "ours is an error of that batch (as PEP 479 has it), and the others follow",
+        _stop_iteration,
+    ),
+    "a sampler's error in its place": Difference(
+        "torch raises a sampler's error when it draws ahead, in place of a batch that is then lost; ours comes when "
+        "everything that the sampler gave has been delivered, as without workers",
+        _sampler_failed,
+    ),
+    "failed start functions": Difference(
+        "torch answers the first batch of each worker with the error, and the others with an UnboundLocalError of its "
+        "own; ours answers every batch with the error",
+        _both_raised(_start_failed),
+    ),
+    "late batches": Difference(
+        "after torch's words, ours says which worker is at which sample, and for how long",
+        _late,
     ),
     "ragged batches": Difference(
         "a worker of torch's says that storage cannot be resized; ours says which sizes do not fit, as torch does "
