@@ -136,7 +136,6 @@ class DataLoader(TorchDataLoader[T_co]):
             if self.is_async:
                 return runtime.privately(self)
             return InlineBatches(begin_sampling(self)[0], maker(self), self)
-        self.check_worker_number_rationality()
         run, kept = runtime.processes(self), cast("Any", self._iterator)
         if self.persistent_workers and isinstance(kept, Batches):
             kept.restart(run)
@@ -153,7 +152,6 @@ class DataLoader(TorchDataLoader[T_co]):
             if self.is_async:
                 return AsyncBatches(runtime.here(self), runtime)
             return ThreadedBatches(begin_sampling(self)[0], maker(self), runtime.thread(), self)
-        self.check_worker_number_rationality()
         return AsyncBatches(runtime.processes(self), runtime)
 
     # -- life ------------------------------------------------------------------------------------------------------

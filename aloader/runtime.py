@@ -69,6 +69,7 @@ class Settings(Protocol):
     def _auto_collation(self) -> bool: ...
     @property
     def _index_sampler(self) -> Any: ...
+    def check_worker_number_rationality(self) -> None: ...
 
 
 class Runtime:
@@ -102,6 +103,7 @@ class Runtime:
             if loader.persistent_workers and self._crew is not None and last is not None:
                 last.end()  # it has not got as far as to start what would be kept
                 self._crew.end(0.0)
+            loader.check_worker_number_rationality()  # where workers are made, so not for those that are kept
             _, seed = begin_sampling(loader)
             job = Job.of(loader.dataset, loader.collate_fn, loader.worker_init_fn)
             surroundings = context.capture()

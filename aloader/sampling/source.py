@@ -24,11 +24,15 @@ _PURE: Final = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedR
 
 
 def is_pure(sampler: Any) -> bool:
-    """Whether drawing ahead changes nothing that anybody could see: known by exact type, through `BatchSampler`."""
+    """Whether drawing ahead changes nothing that anybody could see: known by exact type, through `BatchSampler`.
+
+    A `RandomSampler` draws from a generator that it was given once more at its end, when everything has been drawn.
+    """
     if type(sampler) is BatchSampler:
         return is_pure(sampler.sampler)
     if type(sampler) is RandomSampler:
-        return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+        once = not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+        return once and sampler.generator is None
     return type(sampler) in _PURE
 
 
@@ -100,6 +104,6 @@ def source_of(sampler: Iterable[Any], iterator: Iterator[Any]) -> SamplerSource 
     batch_size, drop_last, inner = None, False, sampler
     if type(sampler) is BatchSampler:
         batch_size, drop_last, inner = sampler.batch_size, bool(sampler.drop_last), sampler.sampler
-    if type(inner) is RandomSampler and inner.generator is None and is_pure(inner):
+    if type(inner) is RandomSampler and is_pure(inner):
         return PermutedSource(len(inner.data_source), inner.num_samples, batch_size, drop_last)
     return SamplerSource(iterator)
