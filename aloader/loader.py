@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Self, TypeVar, cast
 
@@ -14,7 +15,7 @@ from aloader import arguments
 from aloader.errors import LoaderClosed
 from aloader.pool.asynchronous import AsyncBatches
 from aloader.pool.blocking import Batches
-from aloader.pool.limits import default_memory_limit, parse_bytes
+from aloader.pool.limits import cpus_allowed, default_memory_limit, parse_bytes, too_many_workers
 from aloader.pool.threads import in_thread
 from aloader.runtime import Runtime, begin_sampling, maker
 from aloader.stats import LoaderStats
@@ -131,6 +132,13 @@ class DataLoader(TorchDataLoader[T_co]):
             return ThreadedBatches(begin_sampling(self)[0], maker(self), runtime.thread(), self)
         self.check_worker_number_rationality()
         return AsyncBatches(runtime.processes(self), runtime)
+
+    def check_worker_number_rationality(self) -> None:
+        """Torch's warning where there are more workers than CPUs, and one where a container's quota allows fewer."""
+        super().check_worker_number_rationality()
+        more = too_many_workers(self.num_workers, cpus_allowed()) if self.num_workers else None
+        if more is not None:
+            warnings.warn(more, stacklevel=3)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
