@@ -98,7 +98,7 @@ def too_many_workers(num_workers: int, allowed: int | None) -> str | None:
         return None
     return (
         f"{num_workers} worker processes share the time of {allowed} CPU{'s' * (allowed != 1)}: the machine has "
-        f"{machine or 'an unknown number of'} for this process, but the quota of its container (cgroup) allows no more, "
-        f"and holds up workers beyond it. Use num_workers={allowed} or fewer, or raise the quota (docker's --cpus, "
-        "Kubernetes' limits.cpu)."
+        f"{machine or 'an unknown number of'} for this process, but its container (cgroup) has a quota of fewer, "
+        f"and the kernel holds up workers beyond it. Use num_workers={allowed} or fewer, or raise the quota "
+        "(docker's --cpus, Kubernetes' limits.cpu)."
     )
