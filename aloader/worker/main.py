@@ -19,7 +19,7 @@ from aloader.channel.job import Job
 from aloader.channel.link import Link
 from aloader.channel.messages import Ready, Start
 from aloader.channel.status import Doing, adopt
-from aloader.worker import concurrent, inline, seeds
+from aloader.worker import concurrent, cuda, inline, seeds
 from aloader.worker.bench import Bench, guarded
 from aloader.worker.fetch import is_async
 
@@ -37,6 +37,7 @@ def run(end: socket.socket, status: int, load: Callable[[], Job], *, carried: bo
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     os.nice(options.WORKER_NICENESS)
     torch.set_num_threads(1)
+    _name_thread("pt_data_worker")  # as profilers and `top -H` show torch's workers
     link, page = Link(end), adopt(status)
     os.register_at_fork(after_in_child=link.close)  # a process of the user's must not keep the link open
     try:
@@ -45,6 +46,12 @@ def run(end: socket.socket, status: int, load: Callable[[], Job], *, carried: bo
             _work(Bench(link, page, start), load, carried)
     finally:
         link.close()
+
+
+def _name_thread(name: str) -> None:
+    call = getattr(torch.multiprocessing, "_set_thread_name", None)  # not before torch 2.5
+    if call is not None:
+        call(name)
 
 
 def _work(bench: Bench, load: Callable[[], Job], carried: bool) -> None:
@@ -68,6 +75,7 @@ def _set_up(bench: Bench, load: Callable[[], Job], carried: bool) -> None:
     start = bench.start
     if carried:
         context.apply(start.context)
+        cuda.refuse()
     job = load()
     seeds.become(start.slot, start.num_workers, start.base_seed, job.dataset)
     if carried:
