@@ -38,6 +38,7 @@ from aloader.channel.messages import (
 from aloader.channel.payload import Packed, address_of, pack
 from aloader.channel.status import Doing, StatusPage
 from aloader.worker.collation import collate_into, estimate
+from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed
 
 
@@ -73,6 +74,7 @@ class Bench:
         collate_into(self.arena)
         self._job: Job | None = None
         self._by_default = False
+        self._collate: Callable[[Any], Any]
 
     @property
     def job(self) -> Job:
@@ -84,6 +86,7 @@ class Bench:
         """Work on this job from now on."""
         self._job = job
         self._by_default = job.collate_fn is collate.default_collate
+        self._collate = collating(job.collate_fn)
 
     # -- messages --------------------------------------------------------------------------------------------------
 
@@ -127,7 +130,7 @@ class Bench:
         """Collate and pickle. Synchronous: nothing else of this worker runs in between."""
         self.page.write(Doing.COLLATING, ticket.epoch, ticket.seq)
         self.arena.begin(need)
-        packed = pack(self.job.collate_fn(samples))
+        packed = pack(self._collate(samples))
         places = [self.arena.lease(address_of(buffer), buffer.nbytes) for buffer in packed.buffers]
         missing = sum(b.nbytes for b, place in zip(packed.buffers, places, strict=True) if place is None)
         if len(packed.body) > options.BODY_BYTES:

@@ -19,6 +19,7 @@ import torch
 from aloader.channel.messages import Ticket
 from aloader.errors import LoaderBusy, LoaderClosed
 from aloader.worker.bench import blame
+from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, close_all, fetch_inline, has_awaitables
 from aloader.worker.local import presentable
 
@@ -33,7 +34,7 @@ class Maker:
 
     def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], batched: bool, finish: Any = None) -> None:
         self._dataset = dataset
-        self._collate_fn = collate_fn
+        self._collate_fn = collating(collate_fn)
         self._batched = batched
         self._finish = finish
         self._seq = -1
