@@ -19,6 +19,7 @@ from aloader.pool.limits import cpus_allowed, default_memory_limit, parse_bytes,
 from aloader.pool.threads import in_thread
 from aloader.runtime import Runtime, begin_sampling, maker
 from aloader.stats import LoaderStats
+from aloader.worker import calls
 from aloader.worker.fetch import is_async
 from aloader.worker.here import InlineBatches, ThreadedBatches
 
@@ -139,6 +140,23 @@ class DataLoader(TorchDataLoader[T_co]):
         more = too_many_workers(self.num_workers, cpus_allowed()) if self.num_workers else None
         if more is not None:
             warnings.warn(more, stacklevel=3)
+
+    def broadcast(self, method: str, *args: Any) -> None:
+        """Call a method of the dataset, here and in every worker's replica: `loader.broadcast("set_epoch", 3)`.
+
+        Where the dataset has no such method, those inside torch's wrappers (`Subset`, `ConcatDataset` …) are meant.
+        A worker makes the call before the next batch that it begins: call between epochs, or in one for what is not
+        begun yet. Workers that are started later make it too. Arguments are pickled.
+
+        Raises AttributeError where there is no such method, TypeError for a coroutine function and for arguments that
+        cannot be pickled, and what the method raises here: then no worker is told. What it raises in a worker is the
+        error of that worker's next batch.
+        """
+        calls.check(self.dataset, method)
+        call = None if self._runtime is None or self.num_workers == 0 else calls.written(method, args)
+        calls.call(self.dataset, method, args)
+        if self._runtime is not None and call is not None:
+            self._runtime.broadcast(call)
 
     # -- life ------------------------------------------------------------------------------------------------------
 

@@ -137,6 +137,14 @@ class Runtime:
         self._runs.add(run)
         return run
 
+    def broadcast(self, call: bytes) -> None:
+        """Have every worker call a method of its dataset."""
+        crews = {id(run.crew): run.crew for run in self._runs if run.pool is not None}
+        if self._crew is not None:
+            crews[id(self._crew)] = self._crew
+        for crew in crews.values():
+            crew.broadcast(call)
+
     # -- what they run on ------------------------------------------------------------------------------------------
 
     def pool(self, loader: Settings) -> WorkerPool:

@@ -67,6 +67,13 @@ class EpochOver(NamedTuple):
     epoch: int
 
 
+class Call(NamedTuple):
+    """Call a method of the dataset before the next ticket: its name and arguments, pickled."""
+
+    dataset: int
+    call: bytes
+
+
 class Stop(NamedTuple):
     """Close the dataset and exit."""
 
@@ -139,6 +146,7 @@ Message = (
     | Need
     | Batch
     | Failure
+    | Call
 )
 
 KINDS: Final[tuple[type[Message], ...]] = (
@@ -155,5 +163,6 @@ KINDS: Final[tuple[type[Message], ...]] = (
     Need,
     Batch,
     Failure,
+    Call,
 )
 TAGS: Final[dict[type[Message], int]] = {kind: tag for tag, kind in enumerate(KINDS)}

@@ -18,6 +18,7 @@ from aloader import options
 from aloader.channel.link import Link, pair
 from aloader.channel.messages import (
     Batch,
+    Call,
     EpochOver,
     Failure,
     Message,
@@ -83,6 +84,7 @@ class Crew:
         self.workers: dict[int, Worker] = {}  # by slot
         self.listener: Listener | None = None
         self._host = host
+        self._calls: list[Call] = []  # that workers have to make which are started from now on
         self._loaded: Loaded | None = None  # what its workers are started with
         self._by_key: dict[int, Worker] = {}  # also those that are ending
         self.when_gone: Callable[[], object] | None = None  # called when a process has gone
@@ -124,6 +126,8 @@ class Crew:
                 who.context,
             )
         )
+        for call in self._calls:
+            worker.link.send(call)
         self._host.starter.start(self._loaded, worker.key, theirs, status)
         if self._watcher is not None:
             self._watch(worker)
@@ -318,6 +322,15 @@ class Crew:
             if full != worker.waits_to_write and self._watcher is not None:
                 self._watcher.writing(worker.link.fileno(), self.flush if full else None)
                 worker.waits_to_write = full
+
+    def broadcast(self, call: bytes) -> None:
+        """Have every worker make a call, and those that are started later with the same pickle of the dataset."""
+        message = Call(self.who.dataset, call)
+        if self._host.starter.carries:
+            self._calls.append(message)
+        for worker in self.workers.values():
+            worker.link.send(message)
+        self.flush()
 
     def epoch_over(self, epoch: int) -> None:
         """Tell the workers that nobody looks at this epoch any more."""

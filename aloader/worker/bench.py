@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +22,7 @@ from aloader.channel.job import Job
 from aloader.channel.link import Link
 from aloader.channel.messages import (
     Batch,
+    Call,
     EpochOver,
     Failure,
     Granted,
@@ -37,6 +38,7 @@ from aloader.channel.messages import (
 )
 from aloader.channel.payload import Packed, address_of, pack
 from aloader.channel.status import Doing, StatusPage
+from aloader.worker.calls import Calls
 from aloader.worker.collation import collate_into, estimate
 from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed
@@ -74,6 +76,7 @@ class Bench:
         collate_into(self.arena)
         self._job: Job | None = None
         self._by_default = False
+        self._calls = Calls()
         self._collate: Callable[[Any], Any]
 
     @property
@@ -92,10 +95,18 @@ class Bench:
 
     def receive(self, *, everything: bool = False) -> None:
         """Take in what has arrived."""
-        for message in self.link.receive(everything=everything):
-            self._on_message(message)
+        self.hear(self.link.receive(everything=everything))
         if self.link.ended:
             self.stopped = True
+
+    def hear(self, messages: Iterable[Message]) -> None:
+        """Take in messages of the parent's."""
+        for message in messages:
+            self._on_message(message)
+
+    def obey(self) -> None:
+        """Make the calls that the parent has broadcast. Before a ticket is begun; raises what they raise."""
+        self._calls.make(self.job.dataset)
 
     def _on_message(self, message: Message) -> None:
         match message:
@@ -112,6 +123,8 @@ class Bench:
                 self.epoch_over = epoch
                 self.tickets = deque(t for t in self.tickets if t.epoch > epoch)
                 self.arena.trim()
+            case Call(_, call):
+                self._calls.add(call)
             case Stop():
                 self.stopped = True
             case _:

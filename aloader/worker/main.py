@@ -17,7 +17,7 @@ from aloader import options
 from aloader.channel import context
 from aloader.channel.job import Job
 from aloader.channel.link import Link
-from aloader.channel.messages import Ready, Start
+from aloader.channel.messages import Message, Ready, Start
 from aloader.channel.status import Doing, adopt
 from aloader.worker import concurrent, cuda, inline, seeds
 from aloader.worker.bench import Bench, guarded
@@ -41,9 +41,13 @@ def run(end: socket.socket, status: int, load: Callable[[], Job], *, carried: bo
     link, page = Link(end), adopt(status)
     os.register_at_fork(after_in_child=link.close)  # a process of the user's must not keep the link open
     try:
-        start = _first_message(link)
-        if start is not None:
-            _work(Bench(link, page, start), load, carried)
+        messages = _first_messages(link)
+        if messages:
+            start = messages.pop(0)
+            assert isinstance(start, Start), f"the first message was {start!r}"
+            bench = Bench(link, page, start)
+            bench.hear(messages)
+            _work(bench, load, carried)
     finally:
         link.close()
 
@@ -62,13 +66,12 @@ def _work(bench: Bench, load: Callable[[], Job], carried: bool) -> None:
     bench.link.flush()
 
 
-def _first_message(link: Link) -> Start | None:
-    while not link.ended:
+def _first_messages(link: Link) -> list[Message]:
+    messages: list[Message] = []
+    while not messages and not link.ended:
         link.wait()
-        for message in link.receive():
-            assert isinstance(message, Start), f"the first message was {message!r}"
-            return message
-    return None
+        messages = link.receive()
+    return messages
 
 
 def _set_up(bench: Bench, load: Callable[[], Job], carried: bool) -> None:
