@@ -13,6 +13,7 @@ from torch.utils.data import ConcatDataset, Subset, get_worker_info
 
 from aloader import DataLoader, WorkerLost
 
+from .programs import Program
 from .samples import Numbers
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -80,15 +81,33 @@ async def test_with_async_for(dataset, workers):
             loader.broadcast("add", 5)
 
 
+ONCE = """
+from aloader import DataLoader
+from tests.loader.test_broadcast import Mortal
+
+if __name__ == "__main__":
+    options = dict(num_workers=1, persistent_workers=True, multiprocessing_context="{context}")
+    loader = DataLoader(Mortal(6), batch_size=None, **options)
+    loader.broadcast("add", 1)
+    for _ in range(2):
+        batches, got = iter(loader), []
+        for index in range(6):
+            try:
+                got.append(next(batches))
+            except RuntimeError as error:
+                got.append(type(error).__name__)
+        print(got)
+        loader.broadcast("add", 1)
+    loader.close()
+"""
+
+
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_torchs_ways_of_starting_make_a_call_once_in_each_worker(context):
-    data = Tunable(4)
-    options = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": context}
-    with DataLoader(data, batch_size=None, **options) as loader:
-        loader.broadcast("add", 1)
-        assert list(loader) == [1] * 4
-        loader.broadcast("add", 1)
-        assert list(loader) == [2] * 4
+def test_torchs_ways_of_starting_make_a_call_once_in_each_worker(tmp_path, context):
+    """A replacement is made of the program's dataset as it is then, and has no call to repeat."""
+    with Program(tmp_path, ONCE.format(context=context), flags=()) as program:
+        ended = program.end()
+        assert ended.out.splitlines() == [str([n, n, n, "WorkerLost", n, n]) for n in (1, 2)], ended
 
 
 def test_a_replacement_makes_the_calls_that_the_lost_one_had_made():
