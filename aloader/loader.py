@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Self, TypeVar, cast
@@ -18,6 +19,7 @@ from aloader.pool.blocking import Batches
 from aloader.pool.limits import cpus_allowed, default_memory_limit, parse_bytes, too_many_workers
 from aloader.pool.threads import in_thread
 from aloader.runtime import Runtime, begin_sampling, maker
+from aloader.sampling.passes import Passes, tell_epoch
 from aloader.stats import LoaderStats
 from aloader.worker import calls
 from aloader.worker.fetch import is_async
@@ -104,6 +106,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._runtime: Runtime | None = None
         self._stats = LoaderStats()
         self._closed = False
+        self._passes = Passes()
 
     # -- iterating -------------------------------------------------------------------------------------------------
 
@@ -113,7 +116,7 @@ class DataLoader(TorchDataLoader[T_co]):
         if self.num_workers == 0:
             if self.is_async:
                 return runtime.privately(self)
-            return InlineBatches(begin_sampling(self)[0], maker(self), self)
+            return InlineBatches(self._indices(), maker(self), self)
         self.check_worker_number_rationality()
         run, kept = runtime.processes(self), cast("Any", self._iterator)
         if self.persistent_workers and isinstance(kept, Batches):
@@ -130,7 +133,7 @@ class DataLoader(TorchDataLoader[T_co]):
         if self.num_workers == 0:
             if self.is_async:
                 return AsyncBatches(runtime.here(self), runtime)
-            return ThreadedBatches(begin_sampling(self)[0], maker(self), runtime.thread(), self)
+            return ThreadedBatches(self._indices(), maker(self), runtime.thread(), self)
         self.check_worker_number_rationality()
         return AsyncBatches(runtime.processes(self), runtime)
 
@@ -140,6 +143,24 @@ class DataLoader(TorchDataLoader[T_co]):
         more = too_many_workers(self.num_workers, cpus_allowed()) if self.num_workers else None
         if more is not None:
             warnings.warn(more, stacklevel=3)
+
+    def _indices(self) -> Any:
+        """What batches are made of in this process."""
+        return self._passes.counted(begin_sampling(self)[0], self._index_sampler, self.dataset)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch comes next: to the sampler, the batch sampler and those inside it, and to the dataset.
+
+        Whoever of them has a `set_epoch` is told; a dataset's is broadcast to the workers' replicas. Call it before
+        each epoch. Raises TypeError for what is no integer.
+        """
+        try:
+            epoch = operator.index(epoch)
+        except TypeError:
+            raise TypeError(f"epoch should be an integer, but got epoch={epoch!r}") from None
+        tell_epoch(epoch, self.sampler, self.batch_sampler)
+        if calls.holders(self.dataset, "set_epoch"):
+            self.broadcast("set_epoch", epoch)
 
     def broadcast(self, method: str, *args: Any) -> None:
         """Call a method of the dataset, here and in every worker's replica: `loader.broadcast("set_epoch", 3)`.

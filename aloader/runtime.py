@@ -29,6 +29,7 @@ from aloader.pool.pool import WorkerPool
 from aloader.pool.private import PrivateLoop, PrivateLoopBatches
 from aloader.pool.run import Run, snapshot
 from aloader.pool.threads import in_thread
+from aloader.sampling.passes import Passes
 from aloader.sampling.source import is_pure, source_of
 from aloader.stats import LoaderStats
 from aloader.worker.here import Maker
@@ -54,6 +55,7 @@ class Settings(Protocol):
     memory_limit: int | str | None
     memory_bytes: int
     is_async: bool
+    _passes: Passes
 
     @property
     def multiprocessing_context(self) -> Any: ...
@@ -97,7 +99,8 @@ class Runtime:
             crew = pool.crew(_who(loader, seed, surroundings))
             if loader.persistent_workers:
                 self._crew = crew
-        source = source_of(loader._index_sampler, iter(loader._index_sampler))  # torch, too, asks for it again here
+        sampler = loader._index_sampler
+        source = source_of(sampler, loader._passes.begin(sampler))  # torch, too, asks for an iterator again here
         return self._run(loader, pool, crew, source, loader.num_workers, (job, carried), loader.persistent_workers)
 
     def here(self, loader: Settings) -> Run:
@@ -133,6 +136,8 @@ class Runtime:
         kept: bool,
     ) -> Run:
         epoch = Epoch(crew, next(self._numbers), source, _bounds(loader, slots), pinning.pinner(loader.pin_memory))
+        passes, sampler, dataset = loader._passes, loader._index_sampler, loader.dataset  # not the loader: a cycle
+        epoch.at_end = lambda: passes.ended(sampler, dataset, source.drawn)
         self._last = run = Run(pool, crew, epoch, source, work[0], work[1], kept, loader.timeout)
         self._runs.add(run)
         return run
@@ -205,7 +210,7 @@ def begin_sampling(loader: Settings) -> tuple[Any, int]:
     """A sampler's iterator and the base seed, drawn in torch's order. Warns as torch does of pinning."""
     if loader.pin_memory:
         pinning.warn(loader.pin_memory_device, stacklevel=5)
-    indices = iter(loader._index_sampler)
+    indices = loader._passes.begin(loader._index_sampler)
     seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
     return indices, seed
 

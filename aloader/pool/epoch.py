@@ -75,6 +75,7 @@ class Epoch:
         self.finished = False
         self.closed = False
         self.counts = EpochCounts()
+        self.at_end: Callable[[], object] = lambda: None  # called when everything has been given
         self._crew = crew
         self._source = source
         self._finish_batch = finish  # what is done with a batch in this process before the user gets it
@@ -268,6 +269,8 @@ class Epoch:
         if not self.finished:
             return LoaderClosed("the loader was closed while a batch was waited for")
         error, self._source_error = self._source_error, None
+        if error is None:
+            self.at_end()
         return error if error is not None else StopIteration()
 
     def _sample(self, epoch: int, seq: int, position: int) -> Any:
