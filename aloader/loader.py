@@ -16,6 +16,7 @@ from aloader import arguments
 from aloader.errors import LoaderClosed
 from aloader.pool.asynchronous import AsyncBatches
 from aloader.pool.blocking import Batches
+from aloader.pool.informed import Informed
 from aloader.pool.limits import cpus_allowed, default_memory_limit, parse_bytes, too_many_workers
 from aloader.pool.threads import in_thread
 from aloader.runtime import Runtime, begin_sampling, maker
@@ -116,7 +117,7 @@ class DataLoader(TorchDataLoader[T_co]):
         if self.num_workers == 0:
             if self.is_async:
                 return runtime.privately(self)
-            return InlineBatches(self._indices(), maker(self), self)
+            return InlineBatches(self._indices(), maker(self, runtime.number()), self)
         self.check_worker_number_rationality()
         run, kept = runtime.processes(self), cast("Any", self._iterator)
         if self.persistent_workers and isinstance(kept, Batches):
@@ -133,7 +134,7 @@ class DataLoader(TorchDataLoader[T_co]):
         if self.num_workers == 0:
             if self.is_async:
                 return AsyncBatches(runtime.here(self), runtime)
-            return ThreadedBatches(self._indices(), maker(self), runtime.thread(), self)
+            return ThreadedBatches(self._indices(), maker(self, runtime.number()), runtime.thread(), self)
         self.check_worker_number_rationality()
         return AsyncBatches(runtime.processes(self), runtime)
 
@@ -143,6 +144,10 @@ class DataLoader(TorchDataLoader[T_co]):
         more = too_many_workers(self.num_workers, cpus_allowed()) if self.num_workers else None
         if more is not None:
             warnings.warn(more, stacklevel=3)
+
+    def with_info(self) -> Informed:
+        """For `async for batch, info in …` and `for`: batches with their `BatchInfo`."""
+        return Informed(self.__iter__, self.__aiter__)
 
     def _indices(self) -> Any:
         """What batches are made of in this process."""

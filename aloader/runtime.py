@@ -135,7 +135,7 @@ class Runtime:
         work: tuple[Job | None, Carried | None],
         kept: bool,
     ) -> Run:
-        epoch = Epoch(crew, next(self._numbers), source, _bounds(loader, slots), pinning.pinner(loader.pin_memory))
+        epoch = Epoch(crew, self.number(), source, _bounds(loader, slots), pinning.pinner(loader.pin_memory))
         passes, sampler, dataset = loader._passes, loader._index_sampler, loader.dataset  # not the loader: a cycle
         epoch.at_end = lambda: passes.ended(sampler, dataset, source.drawn)
         self._last = run = Run(pool, crew, epoch, source, work[0], work[1], kept, loader.timeout)
@@ -149,6 +149,10 @@ class Runtime:
             crews[id(self._crew)] = self._crew
         for crew in crews.values():
             crew.broadcast(call)
+
+    def number(self) -> int:
+        """The next epoch's number."""
+        return next(self._numbers)
 
     # -- what they run on ------------------------------------------------------------------------------------------
 
@@ -215,9 +219,9 @@ def begin_sampling(loader: Settings) -> tuple[Any, int]:
     return indices, seed
 
 
-def maker(loader: Settings) -> Maker:
+def maker(loader: Settings, epoch: int) -> Maker:
     """What makes the batches of an ordinary dataset in this process."""
-    return Maker(loader.dataset, loader.collate_fn, loader._auto_collation, pinning.pinner(loader.pin_memory))
+    return Maker(loader.dataset, loader.collate_fn, loader._auto_collation, pinning.pinner(loader.pin_memory), epoch)
 
 
 def _local_crew(loader: Settings) -> LocalCrew:

@@ -86,6 +86,11 @@ class AsyncBatches:
     def __aiter__(self) -> Self:
         return self
 
+    @property
+    def taken(self) -> Any:
+        """Of the batch that was given last: seq, indices, worker and epoch."""
+        return self.run.taken
+
     async def __anext__(self) -> Any:
         run, epoch = self.run, self.run.epoch
         began = time.perf_counter()

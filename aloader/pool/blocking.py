@@ -79,6 +79,11 @@ class Batches:
     def __iter__(self) -> Self:
         return self
 
+    @property
+    def taken(self) -> Any:
+        """Of the batch that was given last: seq, indices, worker and epoch."""
+        return self.run.taken
+
     def __next__(self) -> Any:
         run = self.run
         epoch, counts = run.epoch, run.epoch.counts

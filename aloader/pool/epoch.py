@@ -84,6 +84,8 @@ class Epoch:
         self._events: deque[Event] = deque()
         self._handling = False
         self._indices: dict[int, Any] = {}
+        self._slots: dict[int, int] = {}  # who works on a ticket, or did
+        self.taken: tuple[int, Any, int | None] | None = None  # seq, indices and slot of what was given last
         self._ready: deque[Deliver | Raise] = deque()
         self._acts: Final[dict[type[Any], Callable[[Any], None]]] = {
             Draw: self._draw,
@@ -133,7 +135,8 @@ class Epoch:
                 raise copy.copy(error)  # the dispatcher keeps its own, which must not come to know frames of the user's
             raise unpack_fault(error) if isinstance(error, bytes) else cast("BaseException", error)
         finally:
-            self._indices.pop(outcome.seq, None)
+            seq = outcome.seq
+            self.taken = seq, self._indices.pop(seq, None), self._slots.pop(seq, None)
             self._handle(Consumed(outcome.seq))
             self._crew.flush()
 
@@ -243,6 +246,7 @@ class Epoch:
         if worker is None:
             return  # it has just gone: that will be reported
         self._indices[seq] = indices
+        self._slots[seq] = slot
         try:
             worker.link.send(Ticket(self._crew.who.dataset, self.number, seq, indices, allowance))
         except Exception as error:

@@ -70,6 +70,11 @@ class PrivateLoopBatches:
     def __iter__(self) -> Self:
         return self
 
+    @property
+    def taken(self) -> Any:
+        """Of the batch that was given last: seq, indices, worker and epoch."""
+        return self._batches.taken
+
     def __next__(self) -> Any:
         try:
             return self.loop.call(_next(self._batches))

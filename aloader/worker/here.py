@@ -32,16 +32,21 @@ _ASYNC_RESULT = (
 class Maker:
     """Makes batches one after the other; counts them."""
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], batched: bool, finish: Any = None) -> None:
+    def __init__(
+        self, dataset: Any, collate_fn: Callable[[Any], Any], batched: bool, finish: Any = None, epoch: int = 0
+    ) -> None:
         self._dataset = dataset
         self._collate_fn = collating(collate_fn)
         self._batched = batched
         self._finish = finish
         self._seq = -1
+        self._epoch = epoch
+        self._indices: Any = None
 
     def make(self, indices: Any) -> Any:
         """The batch of these indices. Raises what the dataset raises, with a note that names the sample."""
         self._seq += 1
+        self._indices = indices
         ticket = Ticket(0, 0, self._seq, indices, 0)
         error: BaseException | None = None
         try:
@@ -62,6 +67,11 @@ class Maker:
             raise presentable(stop, f"while collating batch {self._seq}") from stop
         return batch if self._finish is None else self._finish(batch)
 
+    @property
+    def taken(self) -> tuple[int, Any, None, int]:
+        """Of the batch that was made last: seq, indices, no worker, and epoch."""
+        return self._seq, self._indices, None, self._epoch
+
 
 class InlineBatches:
     """The iterator of plain `for`: everything happens in the caller's step."""
@@ -73,6 +83,11 @@ class InlineBatches:
 
     def __iter__(self) -> Self:
         return self
+
+    @property
+    def taken(self) -> Any:
+        """Of the batch that was given last: seq, indices, worker and epoch."""
+        return self._maker.taken
 
     def __next__(self) -> Any:
         if self._owner.closed:
@@ -102,6 +117,11 @@ class ThreadedBatches:
 
     def __aiter__(self) -> Self:
         return self
+
+    @property
+    def taken(self) -> Any:
+        """Of the batch that was given last: seq, indices, worker and epoch."""
+        return self._maker.taken
 
     async def __anext__(self) -> Any:
         if self._owner.closed:
