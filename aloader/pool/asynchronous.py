@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Self
 
 from aloader import options
+from aloader.device.profiling import INLINE, PROCESSES, profiling, record_function
 from aloader.errors import LoaderBusy, LoaderClosed
 from aloader.pool.run import Run
 from aloader.pool.threads import in_thread
@@ -125,7 +126,10 @@ class AsyncBatches:
             self._end()
             raise failure
         try:
-            return self.run.epoch.take()
+            if not profiling():
+                return self.run.epoch.take()
+            with record_function(INLINE if self.run.pool is None else PROCESSES):  # never across an await
+                return self.run.epoch.take()
         except StopIteration:
             self._end()
             raise StopAsyncIteration from None

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from aloader import options
+from aloader.device.profiling import PROCESSES, profiling, record_function
 from aloader.errors import LoaderClosed
 from aloader.pool.run import Run
 
@@ -85,6 +86,12 @@ class Batches:
         return self.run.taken
 
     def __next__(self) -> Any:
+        if not profiling():
+            return self._next()
+        with record_function(PROCESSES):
+            return self._next()
+
+    def _next(self) -> Any:
         run = self.run
         epoch, counts = run.epoch, run.epoch.counts
         began = time.perf_counter()

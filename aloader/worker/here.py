@@ -17,6 +17,7 @@ from typing import Any, Self
 import torch
 
 from aloader.channel.messages import Ticket
+from aloader.device.profiling import INLINE, profiling, record_function
 from aloader.errors import LoaderBusy, LoaderClosed
 from aloader.worker.bench import blame
 from aloader.worker.dataclass_collation import collating
@@ -92,7 +93,10 @@ class InlineBatches:
     def __next__(self) -> Any:
         if self._owner.closed:
             raise LoaderClosed("the loader has been closed; make a new one")
-        return self._maker.make(next(self._indices))
+        if not profiling():
+            return self._maker.make(next(self._indices))
+        with record_function(INLINE):
+            return self._maker.make(next(self._indices))
 
     def __len__(self) -> int:
         return len(self._owner._index_sampler)
