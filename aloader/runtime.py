@@ -85,6 +85,8 @@ class Runtime:
         """The next epoch on worker processes: new ones, or those that are kept."""
         pool, last = self.pool(loader), self._last
         job = carried = None
+        if self._crew is not None and self._crew.ended:
+            self._crew = None  # somebody has shut it down by torch's private name
         if loader.persistent_workers and self._crew is not None and last is not None and last.job is None:
             crew = self._crew
             last.end()

@@ -20,6 +20,7 @@ from typing import Any, Self
 from aloader import options
 from aloader.device.profiling import INLINE, PROCESSES, profiling, record_function
 from aloader.errors import LoaderBusy, LoaderClosed
+from aloader.pool.privates import WorkerProcess, shut_down, workers_of
 from aloader.pool.run import Run
 from aloader.pool.threads import in_thread
 
@@ -162,6 +163,15 @@ class AsyncBatches:
         self._finalizer.detach()
         self.run.end()
         self.run.crew.detach()
+
+    @property
+    def _workers(self) -> list[WorkerProcess]:
+        return workers_of(self.run) if self.run.pool is not None else []
+
+    def _shutdown_workers(self) -> None:
+        self._finalizer.detach()
+        if self.run.pool is not None:
+            shut_down(self.run)
 
     async def aclose(self) -> None:
         """End the epoch, and wait for workers that are not kept. Idempotent; nobody else may be waiting in it."""

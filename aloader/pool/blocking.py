@@ -13,6 +13,7 @@ from typing import Any, Self
 from aloader import options
 from aloader.device.profiling import PROCESSES, profiling, record_function
 from aloader.errors import LoaderClosed
+from aloader.pool.privates import WorkerProcess, shut_down, workers_of
 from aloader.pool.run import Run
 
 
@@ -120,6 +121,14 @@ class Batches:
             self._watcher.wait(patience)
             if starting and run.crew.ready:
                 since, starting = time.perf_counter(), False
+
+    @property
+    def _workers(self) -> list[WorkerProcess]:
+        return workers_of(self.run, self._watcher.wait)
+
+    def _shutdown_workers(self) -> None:
+        self._finalizer.detach()
+        shut_down(self.run, self._watcher.wait)
 
     def __len__(self) -> int:
         return len(self._len_of)

@@ -82,6 +82,8 @@ class Crew:
     def __init__(self, host: Host, who: Who) -> None:
         self.who = who
         self.workers: dict[int, Worker] = {}  # by slot
+        self.latest: dict[int, Worker] = {}  # the same, and not forgotten when they have gone
+        self.ended = False
         self.listener: Listener | None = None
         self._host = host
         self._calls: list[Call] = []  # that workers have to make which are started from now on
@@ -111,21 +113,8 @@ class Crew:
             theirs.close()
             raise
         worker = Worker(slot, generation, self._host.new_key(self), Link(mine), page)
-        self.workers[slot] = self._by_key[worker.key] = worker
-        who = self.who
-        worker.link.send(
-            Start(
-                who.dataset,
-                slot,
-                generation,
-                who.num_workers,
-                who.base_seed,
-                who.concurrency,
-                who.threads,
-                who.auto_collation,
-                who.context,
-            )
-        )
+        self.workers[slot] = self.latest[slot] = self._by_key[worker.key] = worker
+        worker.link.send(Start(self.who.dataset, slot, generation, *self.who[1:]))
         for call in self._calls:
             worker.link.send(call)
         self._host.starter.start(self._loaded, worker.key, theirs, status)
@@ -136,6 +125,7 @@ class Crew:
 
     def end(self, grace: float = options.CLOSE_GRACE) -> None:
         """Tell every worker to stop, and have those killed that do not within `grace` seconds. Waits for nobody."""
+        self.ended = True
         for worker in list(self.workers.values()):
             self._end(worker, grace)
         self.workers.clear()
@@ -295,6 +285,7 @@ class Crew:
     def on_exit(self, exit: Exit) -> None:
         """One of this crew's processes has gone."""
         worker = self._by_key.pop(exit.key)
+        worker.exit = exit
         if self.when_gone is not None:
             self.when_gone()
         if worker.ending:
