@@ -59,13 +59,22 @@ class WorkerProcess:
         """None while it runs; minus the signal that ended it; 0 also where nobody heard how it did what it was told."""
         if self.is_alive():
             return None
-        pool = self._pool()
-        if self._worker.exit is None and pool is not None and not pool.closed:
-            pool.read_reports()
+        self._hear()
         exit = self._worker.exit
         if exit is not None:
             return -exit.signal if exit.signal else exit.exit_code
         return 0 if self._worker.ending else None
+
+    def _hear(self) -> None:
+        """It has gone: take in how, which whoever has forked it reports within milliseconds."""
+        pool = self._pool()
+        deadline = time.monotonic() + options.CLOSE_GRACE
+        while self._worker.exit is None and pool is not None and not pool.closed and time.monotonic() < deadline:
+            poll = select.poll()
+            for fd in pool.starter.watched().values():
+                poll.register(fd, select.POLLIN)
+            poll.poll(20)
+            pool.read_reports()
 
     def terminate(self) -> None:
         """SIGTERM."""
