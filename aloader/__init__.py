@@ -12,9 +12,10 @@ from aloader.errors import (
 )
 from aloader.loader import DataLoader
 from aloader.pool.pool import WorkerPool
-from aloader.stats import LoaderStats
+from aloader.stats import BatchInfo, LoaderStats
 
 __all__ = [
+    "BatchInfo",
     "DataLoader",
     "KeyNotFound",
     "LoaderBusy",

@@ -39,7 +39,11 @@ def check_dataset(loader: TorchDataLoader[Any]) -> None:
     """Whether the dataset is of a kind that can be loaded."""
     dataset = loader.dataset
     if isinstance(dataset, IterDataPipe | MapDataPipe):
-        raise NotImplementedError("DataPipes are not supported: give the loader a Dataset, or use torch's loader")
+        kind = type(getattr(dataset, "_datapipe", dataset)).__name__  # torch has put a wrapper around it
+        raise NotImplementedError(
+            f"{kind} is a DataPipe, which only torch.utils.data.DataLoader loads, for old programs' "
+            "sake: give the loader a dataset with __getitem__ and __len__, or keep torch's loader for this one"
+        )
     if is_iterable(dataset):
         return
     own_order = type(loader.sampler) is not SequentialSampler or loader.batch_size is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import operator
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Self, TypeVar, cast
 
@@ -14,11 +16,14 @@ from aloader import arguments
 from aloader.errors import LoaderClosed
 from aloader.pool.asynchronous import AsyncBatches
 from aloader.pool.blocking import Batches
-from aloader.pool.limits import default_memory_limit, parse_bytes
+from aloader.pool.informed import Informed
+from aloader.pool.limits import cpus_allowed, default_memory_limit, parse_bytes, too_many_workers
 from aloader.pool.pool import WorkerPool
 from aloader.pool.threads import in_thread
 from aloader.runtime import Runtime, begin_sampling, maker
+from aloader.sampling.passes import Passes, tell_epoch
 from aloader.stats import LoaderStats
+from aloader.worker import calls
 from aloader.worker.fetch import is_async, is_iterable
 from aloader.worker.here import InlineBatches, ThreadedBatches
 
@@ -126,6 +131,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._runtime: Runtime | None = None
         self._stats = LoaderStats()
         self._closed = False
+        self._passes = Passes()
 
     # -- iterating -------------------------------------------------------------------------------------------------
 
@@ -135,7 +141,7 @@ class DataLoader(TorchDataLoader[T_co]):
         if self.num_workers == 0:
             if self.is_async:
                 return runtime.privately(self)
-            return InlineBatches(begin_sampling(self)[0], maker(self), self)
+            return InlineBatches(self._indices(), maker(self, runtime.number()), self)
         run, kept = runtime.processes(self), cast("Any", self._iterator)
         if self.persistent_workers and isinstance(kept, Batches):
             kept.restart(run)
@@ -151,8 +157,54 @@ class DataLoader(TorchDataLoader[T_co]):
         if self.num_workers == 0:
             if self.is_async:
                 return AsyncBatches(runtime.here(self), runtime)
-            return ThreadedBatches(begin_sampling(self)[0], maker(self), runtime.thread(), self)
+            return ThreadedBatches(self._indices(), maker(self, runtime.number()), runtime.thread(), self)
         return AsyncBatches(runtime.processes(self), runtime)
+
+    def check_worker_number_rationality(self) -> None:
+        """Torch's warning where there are more workers than CPUs, and one where a container's quota allows fewer."""
+        super().check_worker_number_rationality()
+        more = too_many_workers(self.num_workers, cpus_allowed()) if self.num_workers else None
+        if more is not None:
+            warnings.warn(more, stacklevel=3)
+
+    def with_info(self) -> Informed:
+        """For `async for batch, info in …` and `for`: batches with their `BatchInfo`."""
+        return Informed(self.__iter__, self.__aiter__)
+
+    def _indices(self) -> Any:
+        """What batches are made of in this process."""
+        return self._passes.counted(begin_sampling(self)[0], self._index_sampler, self.dataset)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch comes next: to the sampler, the batch sampler and those inside it, and to the dataset.
+
+        Whoever of them has a `set_epoch` is told; a dataset's is broadcast to the workers' replicas. Call it before
+        each epoch. Raises TypeError for what is no integer.
+        """
+        try:
+            epoch = operator.index(epoch)
+        except TypeError:
+            raise TypeError(f"epoch should be an integer, but got epoch={epoch!r}") from None
+        tell_epoch(epoch, self.sampler, self.batch_sampler)
+        if calls.holders(self.dataset, "set_epoch"):
+            self.broadcast("set_epoch", epoch)
+
+    def broadcast(self, method: str, *args: Any) -> None:
+        """Call a method of the dataset, here and in every worker's replica: `loader.broadcast("set_epoch", 3)`.
+
+        Where the dataset has no such method, those inside torch's wrappers (`Subset`, `ConcatDataset` …) are meant.
+        A worker makes the call before the next batch that it begins: call between epochs, or in one for what is not
+        begun yet. Workers that are started later make it too. Arguments are pickled.
+
+        Raises AttributeError where there is no such method, TypeError for a coroutine function and for arguments that
+        cannot be pickled, and what the method raises here: then no worker is told. What it raises in a worker is the
+        error of that worker's next batch.
+        """
+        calls.check(self.dataset, method)
+        call = None if self._runtime is None or self.num_workers == 0 else calls.written(method, args)
+        calls.call(self.dataset, method, args)
+        if self._runtime is not None and call is not None:
+            self._runtime.broadcast(call)
 
     # -- life ------------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from aloader.pool.pool import Installed, WorkerPool
 from aloader.pool.private import PrivateLoop, PrivateLoopBatches
 from aloader.pool.run import Run, snapshot
 from aloader.pool.threads import in_thread
+from aloader.sampling.passes import Passes
 from aloader.sampling.source import SharesSource, is_pure, source_of
 from aloader.stats import LoaderStats
 from aloader.worker.here import Maker
@@ -62,6 +63,7 @@ class Settings(Protocol):
     is_async: bool
     is_iterable: bool
     _elastic: bool
+    _passes: Passes
 
     @property
     def multiprocessing_context(self) -> Any: ...
@@ -96,6 +98,8 @@ class Runtime:
         """The next epoch on worker processes: new ones, or those that are kept."""
         pool, last = self.pool(loader), self._last
         job = carried = None
+        if self._crew is not None and self._crew.ended:
+            self._crew = None  # somebody has shut it down by torch's private name
         if loader.persistent_workers and self._crew is not None and last is not None and last.job is None:
             crew = self._crew
             last.end()
@@ -112,7 +116,8 @@ class Runtime:
             self._crews.add(crew)
             if loader.persistent_workers:
                 self._crew = crew
-        source = _source(loader, iter(loader._index_sampler))  # torch, too, asks for it again here
+        sampler = loader._index_sampler
+        source = _source(loader, loader._passes.begin(sampler))  # torch, too, asks for an iterator again here
         slots = crew.who.num_workers
         return self._run(loader, pool, crew, source, slots, (job, carried), loader.persistent_workers)
 
@@ -148,12 +153,25 @@ class Runtime:
         work: tuple[Job | None, Carried | None],
         kept: bool,
     ) -> Run:
-        number, bounds = next(self._numbers), _bounds(loader, slots)
-        epoch = Epoch(crew, number, source, bounds, finisher(loader), self._notices.warn)
+        epoch = Epoch(crew, self.number(), source, _bounds(loader, slots), finisher(loader), self._notices.warn)
+        passes, sampler, dataset = loader._passes, loader._index_sampler, loader.dataset  # not the loader: a cycle
+        epoch.at_end = lambda: passes.ended(sampler, dataset, source.drawn)
         run = Run(pool, crew, epoch, source, work[0], work[1], kept, loader.timeout, self._installed)
         self._last = run
         self._runs.add(run)
         return run
+
+    def broadcast(self, call: bytes) -> None:
+        """Have every worker call a method of its dataset."""
+        crews = {id(run.crew): run.crew for run in self._runs if run.pool is not None}
+        if self._crew is not None:
+            crews[id(self._crew)] = self._crew
+        for crew in crews.values():
+            crew.broadcast(call)
+
+    def number(self) -> int:
+        """The next epoch's number."""
+        return next(self._numbers)
 
     # -- what they run on ------------------------------------------------------------------------------------------
 
@@ -228,7 +246,7 @@ def begin_sampling(loader: Settings) -> tuple[Any, int]:
     """A sampler's iterator and the base seed, drawn in torch's order. Warns as torch does of pinning."""
     if loader.pin_memory:
         pinning.warn(loader.pin_memory_device, stacklevel=5)
-    indices = iter(loader._index_sampler)
+    indices = loader._passes.begin(loader._index_sampler)
     seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
     return indices, seed
 
@@ -240,10 +258,10 @@ def _end_crews(crews: weakref.WeakSet[Crew]) -> None:
         crew.detach()
 
 
-def maker(loader: Settings) -> Maker:
+def maker(loader: Settings, epoch: int) -> Maker:
     """What makes the batches of an ordinary dataset in this process."""
     stream = Stream(loader.dataset, loader.drop_last) if loader.is_iterable else None
-    return Maker(loader.dataset, loader.collate_fn, loader._auto_collation, finisher(loader), stream)
+    return Maker(loader.dataset, loader.collate_fn, loader._auto_collation, finisher(loader), epoch, stream)
 
 
 def finisher(loader: Settings) -> Callable[[Any], Any] | None:

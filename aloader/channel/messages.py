@@ -72,6 +72,13 @@ class EpochOver(NamedTuple):
     epoch: int
 
 
+class Call(NamedTuple):
+    """Call a method of the dataset before the next ticket: its name and arguments, pickled."""
+
+    dataset: int
+    call: bytes
+
+
 class Stop(NamedTuple):
     """Close the dataset and exit."""
 
@@ -160,6 +167,7 @@ Message = (
     | Failure
     | RanDry
     | Notice
+    | Call
 )
 
 KINDS: Final[tuple[type[Message], ...]] = (
@@ -178,5 +186,6 @@ KINDS: Final[tuple[type[Message], ...]] = (
     Failure,
     RanDry,
     Notice,
+    Call,
 )
 TAGS: Final[dict[type[Message], int]] = {kind: tag for tag, kind in enumerate(KINDS)}

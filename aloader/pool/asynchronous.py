@@ -19,7 +19,9 @@ from functools import partial
 from typing import Any, Self
 
 from aloader import options
+from aloader.device.profiling import INLINE, PROCESSES, profiling, record_function
 from aloader.errors import LoaderBusy, LoaderClosed
+from aloader.pool.privates import WorkerProcess, shut_down, workers_of
 from aloader.pool.run import Run
 from aloader.pool.threads import in_thread
 
@@ -87,6 +89,11 @@ class AsyncBatches:
     def __aiter__(self) -> Self:
         return self
 
+    @property
+    def taken(self) -> Any:
+        """Of the batch that was given last: seq, indices, worker and epoch."""
+        return self.run.taken
+
     async def __anext__(self) -> Any:
         run, epoch = self.run, self.run.epoch
         began = time.perf_counter()
@@ -121,7 +128,10 @@ class AsyncBatches:
             self._end()
             raise failure
         try:
-            return self.run.epoch.take()
+            if not profiling():
+                return self.run.epoch.take()
+            with record_function(INLINE if self.run.pool is None else PROCESSES):  # never across an await
+                return self.run.epoch.take()
         except StopIteration:
             self._end()
             raise StopAsyncIteration from None
@@ -157,6 +167,15 @@ class AsyncBatches:
         self._finalizer.detach()
         self.run.end()
         self.run.crew.detach(self.run.epoch)
+
+    @property
+    def _workers(self) -> list[WorkerProcess]:
+        return workers_of(self.run) if self.run.pool is not None else []
+
+    def _shutdown_workers(self) -> None:
+        self._finalizer.detach()
+        if self.run.pool is not None:
+            shut_down(self.run)
 
     async def aclose(self) -> None:
         """End the epoch, and wait for workers that are not kept. Idempotent; nobody else may be waiting in it."""

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from aloader import options
+from aloader.device.profiling import PROCESSES, profiling, record_function
 from aloader.errors import LoaderClosed
+from aloader.pool.privates import WorkerProcess, shut_down, workers_of
 from aloader.pool.run import Run
 
 
@@ -82,7 +84,18 @@ class Batches:
     def __iter__(self) -> Self:
         return self
 
+    @property
+    def taken(self) -> Any:
+        """Of the batch that was given last: seq, indices, worker and epoch."""
+        return self.run.taken
+
     def __next__(self) -> Any:
+        if not profiling():
+            return self._next()
+        with record_function(PROCESSES):
+            return self._next()
+
+    def _next(self) -> Any:
         run = self.run
         epoch, counts = run.epoch, run.epoch.counts
         began = time.perf_counter()
@@ -114,6 +127,14 @@ class Batches:
             self._watcher.wait(patience)
             if starting and run.crew.ready:
                 since, starting = time.perf_counter(), False
+
+    @property
+    def _workers(self) -> list[WorkerProcess]:
+        return workers_of(self.run, self._watcher.wait)
+
+    def _shutdown_workers(self) -> None:
+        self._finalizer.detach()
+        shut_down(self.run, self._watcher.wait)
 
     def __len__(self) -> int:
         return len(self._len_of)

@@ -18,6 +18,7 @@ from aloader import options
 from aloader.channel.link import Link, pair
 from aloader.channel.messages import (
     Batch,
+    Call,
     EpochOver,
     Failure,
     Message,
@@ -57,8 +58,11 @@ class Crew:
     def __init__(self, host: Host, who: Who) -> None:
         self.who = who
         self.workers: dict[int, Worker] = {}  # by slot
+        self.latest: dict[int, Worker] = {}  # the same, and not forgotten when they have gone
+        self.ended = False
         self.listener: Listener | None = None
         self._host = host
+        self._calls: list[Call] = []  # that workers have to make which are started from now on
         self._loaded: Loaded | None = None  # what its workers are started with
         self._by_key: dict[int, Worker] = {}  # also those that are ending
         self.when_gone: Callable[[], object] | None = None  # called when a process has gone
@@ -94,8 +98,10 @@ class Crew:
             theirs.close()
             raise
         worker = Worker(slot, generation, self._host.new_key(self), Link(mine), page)
-        self.workers[slot] = self._by_key[worker.key] = worker
+        self.workers[slot] = self.latest[slot] = self._by_key[worker.key] = worker
         worker.link.send(Start(slot=slot, generation=generation, **self.who._asdict()))
+        for call in self._calls:
+            worker.link.send(call)
         self._host.starter.start(self._loaded, worker.key, theirs, status)
         if self._watcher is not None:
             self._watch(worker)
@@ -105,6 +111,7 @@ class Crew:
     def end(self, grace: float = options.CLOSE_GRACE) -> None:
         """Tell every worker to stop, and have those killed that do not within `grace` seconds. Waits for nobody."""
         self._host.seats.forget(self)
+        self.ended = True
         for worker in list(self.workers.values()):
             self._end(worker, grace)
         self.workers.clear()
@@ -294,6 +301,7 @@ class Crew:
     def on_exit(self, exit: Exit) -> None:
         """One of this crew's processes has gone."""
         worker = self._by_key.pop(exit.key)
+        worker.exit = exit
         if self.when_gone is not None:
             self.when_gone()
         if worker.ending:
@@ -321,6 +329,15 @@ class Crew:
             if full != worker.waits_to_write and self._watcher is not None:
                 self._watcher.writing(worker.link.fileno(), self.flush if full else None)
                 worker.waits_to_write = full
+
+    def broadcast(self, call: bytes) -> None:
+        """Have every worker make a call, and those that are started later with the same pickle of the dataset."""
+        message = Call(self.who.dataset, call)
+        if self._host.starter.carries:
+            self._calls.append(message)
+        for worker in self.workers.values():
+            worker.link.send(message)
+        self.flush()
 
     def epoch_over(self, epoch: int) -> None:
         """Tell the workers that nobody looks at this epoch any more."""

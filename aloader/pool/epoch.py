@@ -77,6 +77,7 @@ class Epoch:
         self.finished = False
         self.closed = False
         self.counts = EpochCounts()
+        self.at_end: Callable[[], object] = lambda: None  # called when everything has been given
         self._crew = crew
         self._source = source
         self._finish_batch = finish  # what is done with a batch in this process before the user gets it
@@ -87,6 +88,8 @@ class Epoch:
         self._events: deque[Event] = deque()
         self._handling = False
         self._indices: dict[int, Any] = {}
+        self._slots: dict[int, int] = {}  # who works on a ticket, or did
+        self.taken: tuple[int, Any, int | None] | None = None  # seq, indices and slot of what was given last
         self._ready: deque[Deliver | Raise] = deque()
         self._acts: Final[dict[type[Any], Callable[[Any], None]]] = {
             Draw: self._draw,
@@ -141,7 +144,8 @@ class Epoch:
                 raise copy.copy(error)  # the dispatcher keeps its own, which must not come to know frames of the user's
             raise unpack_fault(error) if isinstance(error, bytes) else cast("BaseException", error)
         finally:
-            self._indices.pop(outcome.seq, None)
+            seq = outcome.seq
+            self.taken = seq, self._indices.pop(seq, None), self._slots.pop(seq, None)
             self._handle(Consumed(outcome.seq))
             self._crew.flush()
 
@@ -265,6 +269,7 @@ class Epoch:
         if worker is None:
             return  # it has just gone: that will be reported
         self._indices[seq] = indices
+        self._slots[seq] = slot
         try:
             worker.link.send(Ticket(self._crew.who.dataset, self.number, seq, indices, allowance))
         except Exception as error:
@@ -291,6 +296,8 @@ class Epoch:
         if not self.finished:
             return LoaderClosed("the loader was closed while a batch was waited for")
         error, self._source_error = self._source_error, None
+        if error is None:
+            self.at_end()
         return error if error is not None else StopIteration()
 
     def _sample(self, epoch: int, seq: int, position: int) -> Any:

@@ -46,6 +46,13 @@ class Run:
         return self.job is not None or self.source.heavy
 
     @property
+    def taken(self) -> tuple[int, Any, int | None, int]:
+        """Of the batch that was given last: seq, indices, worker (None: no process) and epoch."""
+        assert self.epoch.taken is not None, "a batch has been given"
+        seq, indices, slot = self.epoch.taken
+        return seq, indices, slot if self.pool is not None else None, self.epoch.number
+
+    @property
     def closed(self) -> bool:
         """Whether nothing more can come: ended, or its processes belong to the parent of this fork."""
         return self.ended or (self.pool is not None and self.pool.closed)

@@ -45,6 +45,7 @@ class Worker:
         self.mappings = Mappings(link.release)
         self.pid = 0  # known when it is ready
         self.ending = False
+        self.exit: Exit | None = None  # how it went, once that is reported
         self.fault: OSError | None = None  # why nothing more can be read from it
         self.waits_to_write = False
 

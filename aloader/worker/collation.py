@@ -11,6 +11,7 @@ stacked in ordinary memory: they are sent inline.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.utils.data._utils import collate
 from aloader import options
 from aloader.channel.arena import Arena
 from aloader.channel.leaves import code_of, tensor_on
+from aloader.worker.dataclass_collation import is_dataclass_alone
 
 
 def collate_into(arena: Arena) -> None:
@@ -87,6 +89,8 @@ def _leaf_bytes(sample: Any, count: int) -> int:
         return sum(_leaf_bytes(value, count) for value in sample.values())
     elif isinstance(sample, Sequence):
         return sum(_leaf_bytes(value, count) for value in sample)
+    elif is_dataclass_alone(sample):
+        return sum(_leaf_bytes(getattr(sample, field.name, None), count) for field in dataclasses.fields(sample))
     else:
         return 0
     return -(-nbytes // options.ALIGNMENT) * options.ALIGNMENT if nbytes >= options.LEASE_BYTES else 0

@@ -22,6 +22,7 @@ from aloader.channel.status import Doing, Status
 from aloader.worker.bench import blame
 from aloader.worker.collation import estimate
 from aloader.worker.concurrent import enter
+from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, Fetcher
 from aloader.worker.stream import Dry, Stream, StreamFetcher
 
@@ -75,7 +76,7 @@ class LocalCrew:
         self.workers = {0: LocalWorker(self)}
         self.when_gone: Callable[[], object] | None = None
         self._dataset = dataset
-        self._collate_fn = collate_fn
+        self._collate_fn = collating(collate_fn)
         self._listener: Listener | None = None
         self._wake: Callable[[], None] = lambda: None
         self._loop: asyncio.AbstractEventLoop | None = None

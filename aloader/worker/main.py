@@ -17,9 +17,9 @@ from aloader import options
 from aloader.channel import context
 from aloader.channel.job import Job
 from aloader.channel.link import Link
-from aloader.channel.messages import Ready, Start
+from aloader.channel.messages import Message, Ready, Start
 from aloader.channel.status import Doing, adopt
-from aloader.worker import concurrent, inline, seeds
+from aloader.worker import concurrent, cuda, inline, seeds
 from aloader.worker.bench import Bench, guarded
 from aloader.worker.fetch import is_async
 
@@ -37,14 +37,25 @@ def run(end: socket.socket, status: int, load: Callable[[], Job], *, carried: bo
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     os.nice(options.WORKER_NICENESS)
     torch.set_num_threads(1)
+    _name_thread("pt_data_worker")  # as profilers and `top -H` show torch's workers
     link, page = Link(end), adopt(status)
     os.register_at_fork(after_in_child=link.close)  # a process of the user's must not keep the link open
     try:
-        start = _first_message(link)
-        if start is not None:
-            _work(Bench(link, page, start), load, carried)
+        messages = _first_messages(link)
+        if messages:
+            start = messages.pop(0)
+            assert isinstance(start, Start), f"the first message was {start!r}"
+            bench = Bench(link, page, start)
+            bench.hear(messages)
+            _work(bench, load, carried)
     finally:
         link.close()
+
+
+def _name_thread(name: str) -> None:
+    call = getattr(torch.multiprocessing, "_set_thread_name", None)  # not before torch 2.5
+    if call is not None:
+        call(name)
 
 
 def _work(bench: Bench, load: Callable[[], Job], carried: bool) -> None:
@@ -55,19 +66,19 @@ def _work(bench: Bench, load: Callable[[], Job], carried: bool) -> None:
     bench.link.flush()
 
 
-def _first_message(link: Link) -> Start | None:
-    while not link.ended:
+def _first_messages(link: Link) -> list[Message]:
+    messages: list[Message] = []
+    while not messages and not link.ended:
         link.wait()
-        for message in link.receive():
-            assert isinstance(message, Start), f"the first message was {message!r}"
-            return message
-    return None
+        messages = link.receive()
+    return messages
 
 
 def _set_up(bench: Bench, load: Callable[[], Job], carried: bool) -> None:
     start = bench.start
     if carried:
         context.apply(start.context)
+        cuda.refuse()
     job = load()
     asked = seeds.become(start.slot, start.num_workers, start.base_seed, job.dataset)
     if start.iterable and start.num_workers > 1:

@@ -29,6 +29,7 @@ from typing import Any, Final, NoReturn
 
 from aloader.channel import context, life, stages
 from aloader.channel.job import Job, load, read_context
+from aloader.worker import cuda
 from aloader.worker import main as worker
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -111,6 +112,7 @@ class _Stage:
     def _load_and_serve(self, number: int, size: int, end: socket.socket, memory: int, own_life: int) -> None:
         try:
             context.apply_to_imports(read_context(memory))
+            cuda.refuse()  # a context must not be there when workers are forked
             job = load(memory, size)
         except BaseException as error:
             _tell(end, stages.Loaded(number, False, "".join(traceback.format_exception(error))[-8000:]))

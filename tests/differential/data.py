@@ -110,7 +110,7 @@ class FailsAt(Made):
 
 # -- samples ----------------------------------------------------------------------------------------------------------
 
-Point = namedtuple("Point", ["x", "y"])  # noqa: PYI024  (the untyped one is what older code has)
+Point = namedtuple("Point", ["x", "y"])
 
 
 @dataclass
