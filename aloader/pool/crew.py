@@ -12,7 +12,7 @@ import select
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from aloader import options
 from aloader.channel.link import Link, pair
@@ -34,6 +34,7 @@ from aloader.channel.messages import (
 )
 from aloader.channel.roles import Listener, Watcher, Who
 from aloader.channel.status import StatusPage
+from aloader.pool.reports import Reports
 from aloader.pool.seats import Seats
 from aloader.pool.starter import Exit, Loaded, Starter
 from aloader.pool.threads import dispose
@@ -69,8 +70,8 @@ class Crew:
         self._watcher: Watcher | None = None
         self._links = select.poll()
         self._by_link: dict[int, Worker] = {}  # those that are watched, by their links' descriptors
-        self._watched: dict[Any, int] = {}  # this crew's duplicates of the starter's descriptors, by whose they are
-        weakref.finalize(self, _close_all, self._by_key, self._watched)
+        self._reports = Reports(host.read_reports)
+        weakref.finalize(self, _close_all, self._by_key)
 
     # -- starting and ending ---------------------------------------------------------------------------------------
 
@@ -192,11 +193,7 @@ class Crew:
         if self._watcher is not None:
             for worker in self.workers.values():
                 self._unwatch(worker)
-            for duplicate in self._watched.values():
-                self._watcher.reading(duplicate, None)
-        for duplicate in self._watched.values():
-            os.close(duplicate)
-        self._watched.clear()
+            self._reports.unwatch(self._watcher)
         self._watcher = self.listener = None
 
     def _watch(self, worker: Worker) -> None:
@@ -217,20 +214,8 @@ class Crew:
             worker.waits_to_write = False
 
     def _watch_starter(self) -> None:
-        """The starter's descriptors change when processes start and end.
-
-        Other crews watch them too, perhaps on the same loop, which knows one callback for a descriptor: so each crew
-        watches duplicates of its own.
-        """
-        if self._watcher is None:
-            return
-        now = self._host.starter.watched()
-        for whose in self._watched.keys() - now.keys():
-            self._watcher.reading(self._watched[whose], None)
-            os.close(self._watched.pop(whose))
-        for whose in now.keys() - self._watched.keys():  # not by number: the next socket has the last one's again
-            self._watched[whose] = os.dup(now[whose])
-            self._watcher.reading(self._watched[whose], self._host.read_reports)
+        if self._watcher is not None:
+            self._reports.watch(self._watcher, self._host.starter)
 
     def read_all(self) -> None:
         """Take in whatever has arrived, without waiting: one system call where nothing has."""
@@ -346,11 +331,8 @@ class Crew:
         self.flush()
 
 
-def _close_all(workers: dict[int, Worker], duplicates: dict[Any, int]) -> None:
+def _close_all(workers: dict[int, Worker]) -> None:
     """The crew has been dropped, or the program ends: nothing is said to the workers, the starter ends them."""
     for worker in workers.values():
         worker.link.close()
         worker.mappings.close()
-    for duplicate in duplicates.values():
-        os.close(duplicate)
-    duplicates.clear()

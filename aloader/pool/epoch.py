@@ -268,7 +268,7 @@ class Epoch:
         worker = self._crew.workers.get(slot)
         if worker is None:
             return  # it has just gone: that will be reported
-        self._indices[seq] = indices
+        self._indices[seq] = None if self._shares else indices
         self._slots[seq] = slot
         try:
             worker.link.send(Ticket(self._crew.who.dataset, self.number, seq, indices, allowance))

@@ -97,6 +97,7 @@ class SharesSource:
     """The tickets of an iterable dataset: all the same, and without end. Workers say when there is nothing left."""
 
     heavy = False
+    drawn = 0  # samples are nobody's to count before they are read
 
     def __init__(self, batch_size: int | None) -> None:
         self._batch_size = batch_size

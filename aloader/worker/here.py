@@ -61,7 +61,7 @@ class Maker:
         """The batch of these indices. Raises what the dataset raises, with a note that names the sample; `Dry` at the
         end of an iterable dataset."""
         self._seq += 1
-        self._indices = indices
+        self._indices = indices if self._stream is None else None
         ticket = Ticket(0, 0, self._seq, indices, 0)
         error: BaseException | None = None
         try:
