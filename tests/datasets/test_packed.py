@@ -224,9 +224,7 @@ def test_a_worker_that_reads_all_items_does_not_grow(context, kind, grows):
     """With a list it does: each reading writes a reference count into the pages that the workers share."""
     items = kind(f"train/{k % 1000:04d}/{k:042d}.jpg" for k in range(200_000))
     size = 200_000 * 57
-    loader = DataLoader(
-        Paths(items), batch_size=None, num_workers=1, collate_fn=tuple, multiprocessing_context=context
-    )
+    loader = DataLoader(Paths(items), batch_size=None, num_workers=1, collate_fn=tuple, multiprocessing_context=context)
     with loader:
         (_, before), (total, after) = loader
     assert total == size
