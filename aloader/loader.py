@@ -34,6 +34,9 @@ class DataLoader(TorchDataLoader[T_co]):
         so many at once in threads (default: one after the other, inline).
     memory_limit: bytes, or text such as "8GiB", that batches may take that are fetched and not consumed yet, over all
         workers (default: a quarter of the memory). What the program keeps is not counted.
+    worker_setup: a function without arguments that runs in the workers before the dataset is loaded: once for all of
+        them in the process that they are forked from, or in each with a `multiprocessing_context`. For what a worker
+        does not take over by itself. Not run without workers.
 
     `prefetch_factor` bounds how many batches a worker may hold; for an async dataset it defaults to what keeps its
     concurrency filled. Nothing is started by the constructor. Use `async with` or `with`, `aclose()` or `close()` to
@@ -66,8 +69,10 @@ class DataLoader(TorchDataLoader[T_co]):
         in_order: bool = True,
         concurrency: int | None = None,
         memory_limit: int | str | None = None,
+        worker_setup: Callable[[], object] | None = None,
     ) -> None:
         arguments.check_num_workers(num_workers)
+        arguments.check_worker_setup(worker_setup)
         asynchronous = is_async(dataset)
         light = num_workers == 0 and asynchronous  # an async dataset on the user's own loop takes more arguments
         super().__init__(
@@ -94,6 +99,7 @@ class DataLoader(TorchDataLoader[T_co]):
         if light:
             self.prefetch_factor = prefetch_factor
         self.in_order = in_order
+        self.worker_setup = worker_setup
         self.concurrency = concurrency
         self.memory_limit = memory_limit
         self.memory_bytes = default_memory_limit() if memory_limit is None else parse_bytes(memory_limit)

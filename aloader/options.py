@@ -47,6 +47,11 @@ MAX_WORKER_RESTARTS: Final = 3
 #: A pickle larger than this that a captured global brought along is named in a warning.
 CAPTURED_BYTES: Final = 100 * MIB
 
+#: Python objects whose pickle is larger than the first and took longer than this, or is larger than the second, are
+#: named in a warning: pickling them holds up the program, and every worker copies what it reads of them.
+HEAVY_SECONDS: Final = 1.0
+HEAVY_BYTES: Final = (8 * MIB, 100 * MIB)
+
 #: Seconds that a worker has to close its dataset before it is killed.
 CLOSE_GRACE: Final = 0.3
 

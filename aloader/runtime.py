@@ -46,6 +46,7 @@ class Settings(Protocol):
     pin_memory_device: str
     timeout: float
     worker_init_fn: Callable[[int], None] | None
+    worker_setup: Callable[[], object] | None
     generator: torch.Generator | None
     persistent_workers: bool
     in_order: bool
@@ -91,7 +92,7 @@ class Runtime:
                 last.end()  # it has not got as far as to start what would be kept
                 self._crew.end(0.0)
             _, seed = begin_sampling(loader)
-            job = Job.of(loader.dataset, loader.collate_fn, loader.worker_init_fn)
+            job = Job.of(loader.dataset, loader.collate_fn, loader.worker_init_fn, loader.worker_setup)
             surroundings = context.capture()
             carried = pool.pickle(job, surroundings)
             crew = pool.crew(_who(loader, seed, surroundings))

@@ -84,6 +84,7 @@ class Crew:
         self.listener: Listener | None = None
         self._host = host
         self._loaded: Loaded | None = None  # what its workers are started with
+        self._flags = b""
         self._by_key: dict[int, Worker] = {}  # also those that are ending
         self.when_gone: Callable[[], object] | None = None  # called when a process has gone
         self._watcher: Watcher | None = None
@@ -94,9 +95,12 @@ class Crew:
 
     # -- starting and ending ---------------------------------------------------------------------------------------
 
-    def use(self, loaded: Loaded) -> None:
-        """Start workers with this job: also those that replace others, when the pool has long loaded another."""
-        self._loaded = loaded
+    def use(self, loaded: Loaded, flags: bytes = b"") -> None:
+        """Start workers with this job: also those that replace others, when the pool has long loaded another.
+
+        `flags` are those that have changed in this process since it was loaded.
+        """
+        self._loaded, self._flags = loaded, flags
         loaded.users.add(self)
 
     def launch(self, slot: int, generation: int) -> None:
@@ -122,6 +126,7 @@ class Crew:
                 who.threads,
                 who.auto_collation,
                 who.context,
+                self._flags,
             )
         )
         self._host.starter.start(self._loaded, worker.key, theirs, status)

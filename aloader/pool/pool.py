@@ -17,8 +17,10 @@ from collections.abc import Callable
 from multiprocessing.context import BaseContext
 
 from aloader import options
+from aloader.channel import flags
 from aloader.channel.job import Carried, Job
 from aloader.errors import LoaderClosed
+from aloader.pool import advice
 from aloader.pool.crew import Crew, Who
 from aloader.pool.starter import ContextStarter, Loaded, Starter
 from aloader.pool.template import TemplateStarter
@@ -49,6 +51,7 @@ class WorkerPool:
         self._keys = itertools.count()
         self._owners: dict[int, Crew] = {}  # of every process that has not been reported gone
         self._crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+        self._advised = False
         self._closed = False
         self._pid = os.getpid()
         self._end: weakref.finalize[[Starter, int], WorkerPool] | None = None
@@ -69,14 +72,13 @@ class WorkerPool:
         self._check_open()
         if not self._start().carries:
             return None
-        carried = Carried(job, context)
-        if carried.nbytes > options.CAPTURED_BYTES and carried.captured:
-            warnings.warn(
-                f"the dataset's pickle takes {carried.nbytes / 1e6:.0f} MB, of which most comes from captured globals: "
-                f"{', '.join(carried.captured)}. Pass such data as an attribute of the dataset.",
-                UserWarning,
-                stacklevel=4,
-            )
+        began = time.perf_counter()
+        carried = Carried(job, context, flags.snapshot())
+        found = [*advice.on_weight(job, carried, time.perf_counter() - began)]
+        found += [] if self._advised else advice.on_what_stays_here(job)
+        self._advised = True
+        for text in found:
+            warnings.warn(text, UserWarning, stacklevel=4)
         return carried
 
     def open(self) -> None:
@@ -94,7 +96,7 @@ class WorkerPool:
     def _install(self, crew: Crew, job: Job, carried: Carried) -> None:
         installed = self._installed
         if installed is not None and carried.same_as(installed[0]):
-            crew.use(installed[1])
+            crew.use(installed[1], flags.changes(installed[0].flags, carried.flags))
         else:
             carried.write()
             carried.forget()

@@ -14,8 +14,8 @@ import torch
 from torch.utils.data._utils import collate
 
 from aloader import options
-from aloader.channel import context
-from aloader.channel.job import Job
+from aloader.channel import context, flags
+from aloader.channel.job import Job, run_setup
 from aloader.channel.link import Link
 from aloader.channel.messages import Ready, Start
 from aloader.channel.status import Doing, adopt
@@ -29,10 +29,11 @@ except ImportError:
     from asyncio import new_event_loop  # type: ignore[assignment]
 
 
-def run(end: socket.socket, status: int, load: Callable[[], Job], *, carried: bool) -> None:
+def run(end: socket.socket, status: int, load: Callable[[], Job], *, carried: bool, settled: bytes = b"") -> None:
     """Serve the parent at the other side of `end` until it says stop or goes away.
 
-    `load` gives the job. `carried`: this process is no fork of the parent's, so the context is taken over.
+    `load` gives the job. `carried`: this process is no fork of the parent's, so the context is taken over, unless it is
+    `settled`: the one that was taken over before this process was forked.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     os.nice(options.WORKER_NICENESS)
@@ -42,13 +43,13 @@ def run(end: socket.socket, status: int, load: Callable[[], Job], *, carried: bo
     try:
         start = _first_message(link)
         if start is not None:
-            _work(Bench(link, page, start), load, carried)
+            _work(Bench(link, page, start), load, carried, settled)
     finally:
         link.close()
 
 
-def _work(bench: Bench, load: Callable[[], Job], carried: bool) -> None:
-    bench.broken = guarded(lambda: _set_up(bench, load, carried))
+def _work(bench: Bench, load: Callable[[], Job], carried: bool, settled: bytes) -> None:
+    bench.broken = guarded(lambda: _set_up(bench, load, carried, settled))
     bench.page.write(Doing.IDLE)
     bench.link.send(Ready(os.getpid()))
     _serve(bench)
@@ -64,11 +65,11 @@ def _first_message(link: Link) -> Start | None:
     return None
 
 
-def _set_up(bench: Bench, load: Callable[[], Job], carried: bool) -> None:
+def _set_up(bench: Bench, load: Callable[[], Job], carried: bool, settled: bytes) -> None:
     start = bench.start
-    if carried:
-        context.apply(start.context)
-    job = load()
+    job = _taken_over(start, load, settled) if carried else load()
+    if not carried and job.worker_setup is not None:
+        run_setup(job.worker_setup)
     seeds.become(start.slot, start.num_workers, start.base_seed, job.dataset)
     if carried:
         adopt_main_classes()
@@ -76,6 +77,19 @@ def _set_up(bench: Bench, load: Callable[[], Job], carried: bool) -> None:
     if job.worker_init_fn is not None:
         job.worker_init_fn(start.slot)
     bench.take(job)
+
+
+def _taken_over(start: Start, load: Callable[[], Job], settled: bytes) -> Job:
+    """The job, in a process that looks like the parent."""
+    if start.context == settled:
+        job = load()
+    else:
+        context.apply(start.context)
+        job = load()
+        context.apply_after_loading(start.context)
+    if start.flags:
+        flags.follow(start.flags)
+    return job
 
 
 def _serve(bench: Bench) -> None:

@@ -2,15 +2,15 @@
 
     python examples/benchmarks/packed_list.py [--n 10_000_000] [--workers 2] [--quick] [--json FILE]
 
-**Method.** Each contender is a fresh process with a dataset that holds `n` paths, and a loader with `persistent_workers`
-over it. In one epoch the workers together read every path once, in an order that jumps through the whole list. Each
-worker is held before its first sample until all of them are there; then, and again after the epoch's last batch, the
-memory of every process is read from `/proc/<pid>/smaps_rollup`, from outside.
+**Method.** Each contender is a fresh process with a dataset that holds `n` paths, and a loader with persistent workers
+over it. In one epoch the workers together read every path once, in random order. Each worker is held before its first
+sample until all of them are there; then, and again after the epoch's last batch, the memory of every process is read
+from `/proc/<pid>/smaps_rollup`, from outside.
 
-*By PSS* a worker is charged its share of every page that it has mapped: pages of a forked list before it reads them, those
-of a memfd only as it does. So the PSS of aloader's workers rises by their shares of one copy that was there before.
+*By PSS* a worker is charged its share of every page that it has mapped: of a forked list from the beginning, of a
+memfd only as it reads it. So the PSS of aloader's workers rises by their shares of the one copy that was there before.
 *New memory* is what did not exist before the epoch: the PSS of all processes without shared memory, plus the whole of
-their memfds, after less before, per worker. The promise is: by less than 5 % of the list.
+their memfds, less the same before, per worker. That is to be less than 5 % of the list.
 
 **Result.** RESULT
 """
@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import numpy as np
 import torch
 
 import aloader
@@ -42,7 +43,6 @@ CONTENDERS = {
     "PackedList, aloader": (PackedList, "aloader"),
 }
 READ_AT_ONCE = 5_000
-JUMP = 7_919_999  # a prime: no two paths that are read one after the other lie in one page
 
 
 def paths(n: int) -> Iterator[str]:
@@ -54,6 +54,7 @@ class Paths:
 
     def __init__(self, items: Any, folder: str) -> None:
         self.items, self.folder, self.waited = items, Path(folder), False
+        self.order = np.random.default_rng(0).permutation(len(items)).astype(np.int32)
 
     def __len__(self) -> int:
         return -(-len(self.items) // READ_AT_ONCE)
@@ -64,11 +65,11 @@ class Paths:
             while not (self.folder / "go").exists():
                 time.sleep(0.01)
             self.waited = True
-        n, items = len(self.items), self.items
-        return sum(len(items[k * JUMP % n]) for k in range(index * READ_AT_ONCE, min(n, (index + 1) * READ_AT_ONCE)))
+        some = self.order[index * READ_AT_ONCE : (index + 1) * READ_AT_ONCE].tolist()
+        return sum(len(self.items[place]) for place in some)
 
 
-# -- one contender, in a process of its own -----------------------------------------------------------------------------
+# -- one contender, in a process of its own ----------------------------------------------------------------------------
 
 
 def be_a_probe(options: argparse.Namespace) -> None:
@@ -86,7 +87,7 @@ def be_a_probe(options: argparse.Namespace) -> None:
     sys.stdin.readline()
 
 
-# -- memory, seen from outside ------------------------------------------------------------------------------------------
+# -- memory, seen from outside -----------------------------------------------------------------------------------------
 
 
 def rollup(pid: int) -> dict[str, int]:
@@ -142,7 +143,7 @@ def list_bytes(n: int) -> int:
     return sum(map(sys.getsizeof, paths(n))) + 8 * n
 
 
-# -- the whole ----------------------------------------------------------------------------------------------------------
+# -- the whole ---------------------------------------------------------------------------------------------------------
 
 
 def report(found: dict[str, dict[str, Any]], size: int, workers: int) -> str:
