@@ -26,10 +26,7 @@ def capture() -> dict[str, Any]:
         "dtype": torch.get_default_dtype(),
         "grad": torch.is_grad_enabled(),
         "precision": _precision(),
-        "deterministic": (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        ),
+        "deterministic": torch.get_deterministic_debug_mode(),
     }
     if decimal := sys.modules.get("decimal"):
         found["decimal"] = decimal.getcontext().copy()
@@ -76,9 +73,7 @@ def _apply_to_torch(found: dict[str, Any]) -> None:
     torch.set_grad_enabled(found["grad"])
     if found["precision"] is not None and found["precision"] != _precision():
         torch.set_float32_matmul_precision(found["precision"])
-    enabled, warn_only = found["deterministic"]
-    if enabled != torch.are_deterministic_algorithms_enabled() or warn_only:
-        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+    torch.set_deterministic_debug_mode(found["deterministic"])  # `use_deterministic_algorithms` imports the inductor
 
 
 def _precision() -> str | None:

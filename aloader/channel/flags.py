@@ -29,7 +29,7 @@ Simple = bool | int | float | str | None
 Values = dict[str, dict[str, Simple]]  # module → name → value
 
 _SIMPLE: Final = frozenset({bool, int, float, str, type(None)})
-_NOT_OURS: Final = frozenset(sys.stdlib_module_names) | {"__mp_main__", "torch", "functorch", "numpy", "aloader"}
+_NOT_OURS: Final = frozenset(sys.stdlib_module_names) | {"torch", "functorch", "numpy", "aloader"}
 
 #: A longer text is documentation or data.
 _LONGEST: Final = 1000
@@ -49,7 +49,7 @@ def snapshot() -> Values:
     """The simple values of all public names of the modules that are loaded. 5 ms where there are two thousand."""
     found = {}
     for name, module in sys.modules.copy().items():
-        if "._" in name or name.partition(".")[0] in _NOT_OURS or name == "__main__":
+        if "._" in name or name[:1] == "_" or name.partition(".")[0] in _NOT_OURS:
             continue
         namespace = _namespace(module).copy()
         simple = compress(namespace.items(), map(_SIMPLE.__contains__, map(type, namespace.values())))
@@ -85,7 +85,9 @@ def replaced_by_main() -> list[str]:
 
 
 def _is_of(value: Any, own: dict[str, Any]) -> bool:
-    return value.__globals__ is own if type(value) is FunctionType else value.__module__ == "__main__"
+    if type(value) is FunctionType:
+        return value.__globals__ is own
+    return value.__module__ == "__main__" and own.get(value.__name__) is value
 
 
 def _is_long(value: Simple) -> bool:

@@ -12,7 +12,17 @@ memfd only as it reads it. So the PSS of aloader's workers rises by their shares
 *New memory* is what did not exist before the epoch: the PSS of all processes without shared memory, plus the whole of
 their memfds, less the same before, per worker. That is to be less than 5 % of the list.
 
-**Result.** RESULT
+**Result.** 2 cores (x86-64), Python 3.11, torch 2.13, 2 workers; 10 million paths, which take 949 MB as a list and 419 MB
+as a `PackedList`. On a machine with other work, so that the times say nothing.
+
+| per worker | PSS before, MB | after | new memory, MB | of the list |
+|---|---|---|---|---|
+| plain list, torch fork | 419 | 1,064 | 965 | 102 % |
+| plain list, aloader | 392 | 1,056 | 964 | 102 % |
+| `PackedList`, torch fork | 212 | 216 | −2 | −0.2 % |
+| `PackedList`, aloader | 45 | 276 | 2 | 0.2 % |
+
+Reading a list makes a copy of it in every worker, whoever has started it; reading a `PackedList` makes nothing.
 """
 
 from __future__ import annotations
@@ -147,14 +157,22 @@ def list_bytes(n: int) -> int:
 
 
 def report(found: dict[str, dict[str, Any]], size: int, workers: int) -> str:
-    head = ["per worker", "PSS before, MB", "after", "new memory, MB", "of the list", "by PackedList", "epoch, s"]
+    head = ["per worker", "PSS before, MB", "after", "new memory, MB", "of the list", "of a plain list's", "epoch, s"]
     new = {name: (row["after"]["all"] - row["before"]["all"]) / workers for name, row in found.items()}
     rows = []
     for name, row in found.items():
-        rival = new[f"PackedList, {name.split(', ')[1]}"]
-        times = "" if name.startswith("Packed") else f"÷ {max(1, new[name]) / max(1 << 20, rival):,.0f}"
+        rival = new[f"plain list, {name.split(', ')[1]}"]
         worker = [f"{row[when]['worker'] / 1e6:,.0f}" for when in ("before", "after")]
-        rows.append([name, *worker, f"{new[name] / 1e6:,.1f}", f"{new[name] / size:.1%}", times, f"{row['epoch']:.1f}"])
+        rows.append(
+            [
+                name,
+                *worker,
+                f"{new[name] / 1e6:,.1f}",
+                f"{new[name] / size:.1%}",
+                f"{new[name] / rival:.3f}",
+                f"{row['epoch']:.1f}",
+            ]
+        )
     return harness.table(head, rows)
 
 
