@@ -12,8 +12,8 @@ memfd only as it reads it. So the PSS of aloader's workers rises by their shares
 *New memory* is what did not exist before the epoch: the PSS of all processes without shared memory, plus the whole of
 their memfds, less the same before, per worker. That is to be less than 5 % of the list.
 
-**Result.** 2 cores (x86-64), Python 3.11, torch 2.13, 2 workers; 10 million paths, which take 949 MB as a list and 419 MB
-as a `PackedList`. On a machine with other work, so that the times say nothing.
+**Result.** 2 cores (x86-64), Python 3.11, torch 2.13, 2 workers; 10 million paths, which take 949 MB as a list and
+419 MB as a `PackedList`. On a machine with other work, so that the times say nothing.
 
 | per worker | PSS before, MB | after | new memory, MB | of the list |
 |---|---|---|---|---|
