@@ -201,4 +201,4 @@ def _namespace(module: Any) -> dict[str, Any]:
 
 
 def _same(one: object, other: object) -> bool:
-    return type(one) is type(other) and one == other
+    return type(one) is type(other) and (one == other or (one != one and other != other))  # not a number
