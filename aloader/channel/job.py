@@ -103,9 +103,7 @@ class Carried:
 
         What `worker_setup` has done would be undone if a new context were applied later: it runs again instead.
         """
-        if self._setup != written._setup:
-            return False
-        if self._setup and (self._context, self.flags) != (written._context, written.flags):
+        if self._setup != written._setup or (self._setup and self._context != written._context):
             return False
         if [part.nbytes for part in self._parts] != [nbytes for _, nbytes in written._places]:
             return False
