@@ -35,6 +35,14 @@ def check_pool(pool: Any, multiprocessing_context: Any) -> None:
         )
 
 
+def check_worker_setup(worker_setup: Any) -> None:
+    """Before anything is made of it."""
+    if worker_setup is not None and not callable(worker_setup):
+        raise TypeError(
+            f"worker_setup option should be a function without arguments, but got worker_setup={worker_setup!r}"
+        )
+
+
 def check_dataset(loader: TorchDataLoader[Any]) -> None:
     """Whether the dataset is of a kind that can be loaded."""
     dataset = loader.dataset

@@ -47,6 +47,9 @@ class DataLoader(TorchDataLoader[T_co]):
         so many at once in threads (default: one after the other, inline).
     memory_limit: bytes, or text such as "8GiB", that batches may take that are fetched and not consumed yet, over all
         workers (default: a quarter of the memory). What the program keeps is not counted.
+    worker_setup: a function without arguments that runs in the workers before the dataset is loaded: once for all of
+        them in the process that they are forked from, or in each with a `multiprocessing_context`. For what a worker
+        does not take over by itself. Not run without workers.
 
     pool: a `WorkerPool` to take the workers from, which other loaders use too. Without `num_workers`, this loader has
         a share of it: its processes divided by the number of loaders on it when an epoch begins. Give `num_workers`
@@ -84,9 +87,11 @@ class DataLoader(TorchDataLoader[T_co]):
         concurrency: int | None = None,
         memory_limit: int | str | None = None,
         pool: WorkerPool | None = None,
+        worker_setup: Callable[[], object] | None = None,
     ) -> None:
         arguments.check_num_workers(num_workers)
         arguments.check_pool(pool, multiprocessing_context)
+        arguments.check_worker_setup(worker_setup)
         elastic = pool is not None and num_workers == 0
         if pool is not None and elastic:
             num_workers = pool.num_workers
@@ -118,6 +123,7 @@ class DataLoader(TorchDataLoader[T_co]):
         if light:
             self.prefetch_factor = prefetch_factor
         self.in_order = in_order
+        self.worker_setup = worker_setup
         self.concurrency = concurrency
         self.memory_limit = memory_limit
         self.pool = pool

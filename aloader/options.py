@@ -50,6 +50,11 @@ CAPTURED_BYTES: Final = 100 * MIB
 #: Seconds after which a consumer that waits for a worker without a process looks again whether a shared pool is idle.
 SEAT_PATIENCE: Final = 0.05
 
+#: Python objects whose pickle is larger than the first and took longer than this, or is larger than the second, are
+#: named in a warning: pickling them holds up the program, and every worker copies what it reads of them.
+HEAVY_SECONDS: Final = 1.0
+HEAVY_BYTES: Final = (8 * MIB, 100 * MIB)
+
 #: Seconds that a worker has to close its dataset before it is killed.
 CLOSE_GRACE: Final = 0.3
 

@@ -52,6 +52,7 @@ class Settings(Protocol):
     pin_memory_device: str
     timeout: float
     worker_init_fn: Callable[[int], None] | None
+    worker_setup: Callable[[], object] | None
     generator: torch.Generator | None
     persistent_workers: bool
     in_order: bool
@@ -109,7 +110,7 @@ class Runtime:
                 self._crew.end(0.0)
             loader.check_worker_number_rationality()  # where workers are made, so not for those that are kept
             _, seed = begin_sampling(loader)
-            job = Job.of(loader.dataset, loader.collate_fn, loader.worker_init_fn)
+            job = Job.of(loader.dataset, loader.collate_fn, loader.worker_init_fn, loader.worker_setup)
             surroundings = context.capture()
             carried = pool.pickle(job, surroundings)
             crew = pool.crew(_who(loader, seed, surroundings))

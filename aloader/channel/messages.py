@@ -17,7 +17,8 @@ from aloader.channel.arena import Place
 
 
 class Start(NamedTuple):
-    """The first message: who the worker is. `context` is what it takes over from the parent (pickled)."""
+    """The first message: who the worker is. `context` is what it takes over from the parent (pickled); `flags` are
+    those that have changed there since the job was written (pickled)."""
 
     dataset: int
     slot: int
@@ -30,6 +31,7 @@ class Start(NamedTuple):
     context: bytes
     iterable: bool = False
     drop_last: bool = False
+    flags: bytes = b""
 
 
 class Ticket(NamedTuple):

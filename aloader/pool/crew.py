@@ -65,6 +65,7 @@ class Crew:
         self._host = host
         self._calls: list[Call] = []  # that workers have to make which are started from now on
         self._loaded: Loaded | None = None  # what its workers are started with
+        self._flags = b""
         self._by_key: dict[int, Worker] = {}  # also those that are ending
         self.when_gone: Callable[[], object] | None = None  # called when a process has gone
         self._watcher: Watcher | None = None
@@ -75,9 +76,12 @@ class Crew:
 
     # -- starting and ending ---------------------------------------------------------------------------------------
 
-    def use(self, loaded: Loaded) -> None:
-        """Start workers with this job: also those that replace others, when the pool has long loaded another."""
-        self._loaded = loaded
+    def use(self, loaded: Loaded, flags: bytes = b"") -> None:
+        """Start workers with this job: also those that replace others, when the pool has long loaded another.
+
+        `flags` are those that have changed in this process since it was loaded.
+        """
+        self._loaded, self._flags = loaded, flags
         loaded.users.add(self)
 
     def launch(self, slot: int, generation: int) -> None:
@@ -100,7 +104,7 @@ class Crew:
             raise
         worker = Worker(slot, generation, self._host.new_key(self), Link(mine), page)
         self.workers[slot] = self.latest[slot] = self._by_key[worker.key] = worker
-        worker.link.send(Start(slot=slot, generation=generation, **self.who._asdict()))
+        worker.link.send(Start(slot=slot, generation=generation, flags=self._flags, **self.who._asdict()))
         for call in self._calls:
             worker.link.send(call)
         self._host.starter.start(self._loaded, worker.key, theirs, status)

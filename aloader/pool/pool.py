@@ -19,9 +19,11 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from aloader import options
+from aloader.channel import flags
 from aloader.channel.job import Carried, Job
 from aloader.channel.roles import Who
 from aloader.errors import LoaderClosed
+from aloader.pool import advice
 from aloader.pool.crew import Crew
 from aloader.pool.seats import Seats
 from aloader.pool.starter import ContextStarter, Loaded, Starter
@@ -68,6 +70,7 @@ class WorkerPool:
         self._keys = itertools.count()
         self._owners: dict[int, Crew] = {}  # of every process that has not been reported gone
         self._crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+        self._advised = False
         self._closed = False
         self._pid = os.getpid()
         self._end: weakref.finalize[[Starter, int], WorkerPool] | None = None
@@ -91,14 +94,13 @@ class WorkerPool:
         self._check_open()
         if not self._start().carries:
             return None
-        carried = Carried(job, context)
-        if carried.nbytes > options.CAPTURED_BYTES and carried.captured:
-            warnings.warn(
-                f"the dataset's pickle takes {carried.nbytes / 1e6:.0f} MB, of which most comes from captured globals: "
-                f"{', '.join(carried.captured)}. Pass such data as an attribute of the dataset.",
-                UserWarning,
-                stacklevel=4,
-            )
+        began = time.perf_counter()
+        carried = Carried(job, context, flags.snapshot())
+        found = [*advice.on_weight(job, carried, time.perf_counter() - began)]
+        found += [] if self._advised else advice.on_what_stays_here(job)
+        self._advised = True
+        for text in found:
+            warnings.warn(text, UserWarning, stacklevel=4)
         return carried
 
     def open(self) -> None:
@@ -111,14 +113,15 @@ class WorkerPool:
             crew.use(self._start().load(job, None))
             return
         with self._installing:  # what another iterator compares itself with must not be let go meanwhile
-            if installed.carried is None or not carried.same_as(installed.carried):
-                carried.write()
-                carried.forget()
-                if installed.loaded is not None:
-                    installed.loaded.users.discard(installed)
-                installed.carried, installed.loaded = carried, self._start().load(job, carried)
-                installed.loaded.users.add(installed)
-            assert installed.loaded is not None
+            if installed.carried is not None and installed.loaded is not None and carried.same_as(installed.carried):
+                crew.use(installed.loaded, flags.changes(installed.carried.flags, carried.flags))
+                return
+            carried.write()
+            carried.forget()
+            if installed.loaded is not None:
+                installed.loaded.users.discard(installed)
+            installed.carried, installed.loaded = carried, self._start().load(job, carried)
+            installed.loaded.users.add(installed)
             crew.use(installed.loaded)
 
     def crew(self, who: Who) -> Crew:

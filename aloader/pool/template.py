@@ -24,6 +24,7 @@ from aloader import options
 from aloader.channel import life, stages
 from aloader.channel.context import SINGLE_THREADED
 from aloader.channel.job import Carried, Job
+from aloader.pool import advice
 from aloader.pool.starter import Exit, Loaded
 
 # Ctrl-C is the parent's to handle, also while the template still imports torch.
@@ -237,6 +238,7 @@ class TemplateStarter:
                         return True
                     stage.loading = False
                     self._fork_waiting(stage)
+                    advice.warn_of_flags(packet.reason)
         except BlockingIOError:
             return True
         return False

@@ -14,8 +14,8 @@ import torch
 from torch.utils.data._utils import collate
 
 from aloader import options
-from aloader.channel import context
-from aloader.channel.job import Job
+from aloader.channel import context, flags
+from aloader.channel.job import Job, run_setup
 from aloader.channel.link import Link
 from aloader.channel.messages import Message, Ready, Start
 from aloader.channel.status import Doing, adopt
@@ -29,10 +29,11 @@ except ImportError:
     from asyncio import new_event_loop  # type: ignore[assignment]
 
 
-def run(end: socket.socket, status: int, load: Callable[[], Job], *, carried: bool) -> None:
+def run(end: socket.socket, status: int, load: Callable[[], Job], *, carried: bool, settled: bytes = b"") -> None:
     """Serve the parent at the other side of `end` until it says stop or goes away.
 
-    `load` gives the job. `carried`: this process is no fork of the parent's, so the context is taken over.
+    `load` gives the job. `carried`: this process is no fork of the parent's, so the context is taken over, unless it is
+    `settled`: the one that was taken over before this process was forked.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     os.nice(options.WORKER_NICENESS)
@@ -47,7 +48,7 @@ def run(end: socket.socket, status: int, load: Callable[[], Job], *, carried: bo
             assert isinstance(start, Start), f"the first message was {start!r}"
             bench = Bench(link, page, start)
             bench.hear(messages)
-            _work(bench, load, carried)
+            _work(bench, load, carried, settled)
     finally:
         link.close()
 
@@ -58,8 +59,8 @@ def _name_thread(name: str) -> None:
         call(name)
 
 
-def _work(bench: Bench, load: Callable[[], Job], carried: bool) -> None:
-    bench.broken = guarded(lambda: _set_up(bench, load, carried))
+def _work(bench: Bench, load: Callable[[], Job], carried: bool, settled: bytes) -> None:
+    bench.broken = guarded(lambda: _set_up(bench, load, carried, settled))
     bench.page.write(Doing.IDLE)
     bench.link.send(Ready(os.getpid()))
     _serve(bench)
@@ -74,12 +75,11 @@ def _first_messages(link: Link) -> list[Message]:
     return messages
 
 
-def _set_up(bench: Bench, load: Callable[[], Job], carried: bool) -> None:
+def _set_up(bench: Bench, load: Callable[[], Job], carried: bool, settled: bytes) -> None:
     start = bench.start
-    if carried:
-        context.apply(start.context)
-        cuda.refuse()
-    job = load()
+    job = _taken_over(start, load, settled) if carried else load()
+    if not carried and job.worker_setup is not None:
+        run_setup(job.worker_setup)
     asked = seeds.become(start.slot, start.num_workers, start.base_seed, job.dataset)
     if start.iterable and start.num_workers > 1:
         bench.asked = asked
@@ -89,6 +89,21 @@ def _set_up(bench: Bench, load: Callable[[], Job], carried: bool) -> None:
     if job.worker_init_fn is not None:
         job.worker_init_fn(start.slot)
     bench.take(job)
+
+
+def _taken_over(start: Start, load: Callable[[], Job], settled: bytes) -> Job:
+    """The job, in a process that looks like the parent."""
+    if start.context == settled:
+        cuda.refuse()
+        job = load()
+    else:
+        context.apply(start.context)
+        cuda.refuse()
+        job = load()
+        context.apply_after_loading(start.context)
+    if start.flags:
+        flags.follow(start.flags)
+    return job
 
 
 def _serve(bench: Bench) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils import collate
 
-from aloader.channel.job import Carried, Job, load, read_context, read_index
+from aloader.channel.job import Carried, Job, load, read_index
 from tests.loader.samples import Numbers, Whole, as_list
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -67,7 +67,6 @@ def test_the_memory_lives_as_long_as_anything_of_the_job():
 
 def test_the_context_can_be_read_without_the_job():
     with written(Numbers()) as carried:
-        assert read_context(carried.fd) == {"path": ["a", "b"]}
         assert read_index(carried.fd).context == CONTEXT
 
 
