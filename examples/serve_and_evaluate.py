@@ -74,14 +74,17 @@ def probabilities(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     return model(images).softmax(1)
 
 
+def scans() -> tuple[list[bytes], list[int]]:
+    """All digits as PNG files, and what they are."""
+    digits = load_digits()
+    return [png(image) for image in digits.images], digits.target.tolist()
+
+
 class Distorted(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
     """Each digit `variants` times, a little turned and shifted: by its number, and so the same at every reading."""
 
-    def __init__(self, variants: int) -> None:
-        digits = load_digits()
-        self.variants = variants
-        self.files = [png(image) for image in digits.images]
-        self.labels = digits.target.tolist()
+    def __init__(self, files: list[bytes], labels: list[int], variants: int) -> None:
+        self.files, self.labels, self.variants = files, labels, variants
 
     def __len__(self) -> int:
         return len(self.files) * self.variants
@@ -109,28 +112,26 @@ class Order(BaseModel):
 class Evaluation:
     """One evaluation: what it has counted so far, and the task that counts."""
 
-    def __init__(self, model: nn.Module, order: Order) -> None:
+    def __init__(self, model: nn.Module, dataset: Distorted, order: Order) -> None:
         self.id = uuid.uuid4().hex[:12]
-        self.samples = self.right = self.total = 0
-        self._model, self._order = model, order
+        self.samples = self.right = 0
+        self._model, self._dataset, self._order = model, dataset, order
         self._began = time.perf_counter()
         self._seconds: float | None = None
         self.task = asyncio.create_task(self._run(), name=f"evaluation {self.id}")
 
     async def _run(self) -> None:
-        dataset = await asyncio.to_thread(Distorted, self._order.variants)
-        self.total = len(dataset)
         settings = {"batch_size": self._order.batch_size, "num_workers": self._order.num_workers}
         try:
             if self._order.loader == "aloader":
-                await self._evaluate(dataset, settings)
+                await self._evaluate(settings)
             else:
-                await self._evaluate_with_torch(dataset, settings)
+                await self._evaluate_with_torch(settings)
         finally:
             self._seconds = time.perf_counter() - self._began
 
-    async def _evaluate(self, dataset: Distorted, settings: dict[str, Any]) -> None:
-        async with aloader.DataLoader(dataset, **settings) as loader:
+    async def _evaluate(self, settings: dict[str, Any]) -> None:
+        async with aloader.DataLoader(self._dataset, **settings) as loader:
             async for images, labels in loader:
                 await self._score(images, labels)
 
@@ -140,10 +141,10 @@ class Evaluation:
         self.right += int((found.argmax(1) == labels).sum())
         self.samples += len(labels)
 
-    async def _evaluate_with_torch(self, dataset: Distorted, settings: dict[str, Any]) -> None:
+    async def _evaluate_with_torch(self, settings: dict[str, Any]) -> None:
         """See the end of this file."""
         flow = in_a_thread if self._order.loader == "torch in a thread" else by_plain_for
-        async with aclosing(flow(torch.utils.data.DataLoader(dataset, **settings))) as batches:
+        async with aclosing(flow(torch.utils.data.DataLoader(self._dataset, **settings))) as batches:
             async for images, labels in batches:
                 await self._score(images, labels)
 
@@ -161,7 +162,7 @@ class Evaluation:
             "id": self.id,
             "state": self.state,
             "samples": self.samples,
-            "total": self.total,
+            "total": len(self._dataset),
             "right": self.right,
             "accuracy": self.right / self.samples if self.samples else None,
             "seconds": round(seconds, 3),
@@ -189,15 +190,19 @@ class Evaluations:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._scans = scans()
         self._all: dict[str, Evaluation] = {}
+        self._closed = False
 
     def start(self, order: Order) -> Evaluation:
+        if self._closed:
+            raise HTTPException(503, "the server is about to stop: ask again when it has been started")
         over = [key for key, evaluation in self._all.items() if evaluation.task.done()]
         if len(self._all) - len(over) >= MOST_AT_ONCE:
             raise HTTPException(429, f"{MOST_AT_ONCE} evaluations are under way: wait for one, or DELETE one")
         for key in over[:-KEPT]:
             del self._all[key]
-        evaluation = Evaluation(self._model, order)
+        evaluation = Evaluation(self._model, Distorted(*self._scans, order.variants), order)
         self._all[evaluation.id] = evaluation
         return evaluation
 
@@ -207,6 +212,8 @@ class Evaluations:
         return self._all[key]
 
     async def aclose(self) -> None:
+        """Cancels what is under way. Returns when it has gone, and takes no more."""
+        self._closed = True
         await asyncio.gather(*(evaluation.cancel() for evaluation in self._all.values()))
 
 
@@ -219,13 +226,18 @@ class Scan(BaseModel):
     pixels: list[Annotated[float, Field(ge=0, le=16)]] = Field(min_length=SIDE * SIDE, max_length=SIDE * SIDE)
 
 
+class Answer(BaseModel):
+    digit: int
+    probability: float
+
+
 def create_app() -> FastAPI:
     """For this file, and for `uvicorn --factory serve_and_evaluate:create_app --timeout-graceful-shutdown 1`."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.model = await asyncio.to_thread(trained)
-        app.state.evaluations = Evaluations(app.state.model)
+        app.state.evaluations = await asyncio.to_thread(Evaluations, app.state.model)
         try:
             yield
         finally:
@@ -234,11 +246,11 @@ def create_app() -> FastAPI:
     app = FastAPI(title="digits", lifespan=lifespan)
 
     @app.post("/score")
-    async def score(scan: Scan) -> dict[str, float]:
+    async def score(scan: Scan) -> Answer:
         """On the loop's thread: one image takes a tenth of a millisecond, less than the way to another thread."""
         image = torch.tensor(scan.pixels).view(1, SIDE, SIDE) / 16
         found = probabilities(app.state.model, image)[0]
-        return {"digit": int(found.argmax()), "probability": float(found.max())}
+        return Answer(digit=int(found.argmax()), probability=float(found.max()))
 
     @app.post("/evaluations", status_code=202)
     async def start(order: Order) -> dict[str, Any]:
@@ -261,6 +273,14 @@ def create_app() -> FastAPI:
     return app
 
 
+class Server(uvicorn.Server):
+    """Before it waits for its connections to end, it ends the evaluations whose progress is streamed on them."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.config.app.state.evaluations.aclose()
+        await super().shutdown(sockets)
+
+
 def serve(port: int) -> None:
     """Until SIGTERM or Ctrl-C. `port` 0 takes a free one; the first line says which."""
     torch.set_num_threads(1)  # the network is small, and workers want the other cores
@@ -268,7 +288,7 @@ def serve(port: int) -> None:
     listening = socket.create_server(("127.0.0.1", port))
     print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
     config = uvicorn.Config(create_app(), loop="uvloop", log_level="warning", timeout_graceful_shutdown=GRACE)
-    uvicorn.Server(config).run(sockets=[listening])
+    Server(config).run(sockets=[listening])
 
 
 # -- what it is compared with ------------------------------------------------------------------------------------------

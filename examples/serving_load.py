@@ -71,8 +71,8 @@ async def evaluating(client: httpx.AsyncClient, loader: str) -> AsyncIterator[st
     """An evaluation that has begun to count, and is cancelled in the end."""
     key = (await client.post("/evaluations", json={"variants": ENDLESS, "loader": loader})).json()["id"]
     try:
-        while not await counted(client, key):
-            await asyncio.sleep(0.05)  # noqa: ASYNC110 - only the server knows
+        while not await counted(client, key):  # noqa: ASYNC110 - only the server knows
+            await asyncio.sleep(0.05)
         yield key
     finally:
         await client.delete(f"/evaluations/{key}")
