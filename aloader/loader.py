@@ -15,7 +15,7 @@ from aloader.errors import LoaderClosed
 from aloader.pool.asynchronous import AsyncBatches
 from aloader.pool.blocking import Batches
 from aloader.pool.limits import default_memory_limit, parse_bytes
-from aloader.pool.threads import in_thread
+from aloader.pool.threads import in_thread, running_loop
 from aloader.runtime import Runtime, begin_sampling, maker
 from aloader.stats import LoaderStats
 from aloader.worker.fetch import is_async
@@ -124,6 +124,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __aiter__(self) -> AsyncBatches | ThreadedBatches:
         """A new epoch, for `async for`, on the running loop."""
+        running_loop()
         runtime = self._open_runtime()
         if self.num_workers == 0:
             if self.is_async:
