@@ -8,7 +8,7 @@ from typing import Any, Final, Self, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Sampler
+from torch.utils.data import IterableDataset, Sampler
 
 from aloader import arguments
 from aloader.errors import LoaderClosed
@@ -18,12 +18,19 @@ from aloader.pool.limits import default_memory_limit, parse_bytes
 from aloader.pool.threads import in_thread, running_loop
 from aloader.runtime import Runtime, begin_sampling, maker
 from aloader.stats import LoaderStats
-from aloader.worker.fetch import is_async
+from aloader.worker.fetch import is_async, is_iterable
 from aloader.worker.here import InlineBatches, ThreadedBatches
 
 T_co = TypeVar("T_co", covariant=True)
 
 _TORCH_HAS_IN_ORDER: Final = "in_order" in inspect.signature(TorchDataLoader.__init__).parameters
+
+
+class _ReadFromTheFront(IterableDataset[Any]):
+    """What torch's checks see of a dataset that only `async for` can read: an iterable one."""
+
+    def __iter__(self) -> Any:
+        raise NotImplementedError
 
 
 class DataLoader(TorchDataLoader[T_co]):
@@ -70,8 +77,9 @@ class DataLoader(TorchDataLoader[T_co]):
         arguments.check_num_workers(num_workers)
         asynchronous = is_async(dataset)
         light = num_workers == 0 and asynchronous  # an async dataset on the user's own loop takes more arguments
+        iterable = is_iterable(dataset)
         super().__init__(
-            dataset,
+            _ReadFromTheFront() if iterable and not isinstance(dataset, IterableDataset) else dataset,
             batch_size,
             shuffle,
             sampler,
@@ -89,6 +97,7 @@ class DataLoader(TorchDataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             **({"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}),
         )
+        self.__dict__["dataset"] = dataset  # one that is iterable, and not torch's, was known to torch under its name
         arguments.check_dataset(self)
         arguments.check_more(self, light, prefetch_factor, concurrency)
         if light:
@@ -99,6 +108,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self.memory_bytes = default_memory_limit() if memory_limit is None else parse_bytes(memory_limit)
         self.explicit_prefetch = prefetch_factor
         self.is_async = asynchronous
+        self.is_iterable = iterable
         self._runtime: Runtime | None = None
         self._stats = LoaderStats()
         self._closed = False

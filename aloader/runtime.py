@@ -20,19 +20,22 @@ import torch
 from aloader import options
 from aloader.channel import context
 from aloader.channel.job import Carried, Job
+from aloader.channel.roles import Who
 from aloader.device import pinning
 from aloader.engine import DispatcherConfig
 from aloader.pool.asynchronous import AsyncBatches, finish
-from aloader.pool.crew import Crew, Who
+from aloader.pool.crew import Crew
 from aloader.pool.epoch import Epoch
+from aloader.pool.notices import LengthWatch, Notices
 from aloader.pool.pool import WorkerPool
 from aloader.pool.private import PrivateLoop, PrivateLoopBatches
 from aloader.pool.run import Run, snapshot
 from aloader.pool.threads import in_thread
-from aloader.sampling.source import is_pure, source_of
+from aloader.sampling.source import SharesSource, is_pure, source_of
 from aloader.stats import LoaderStats
 from aloader.worker.here import Maker
 from aloader.worker.local import LocalCrew
+from aloader.worker.stream import Stream
 
 
 class Settings(Protocol):
@@ -40,6 +43,7 @@ class Settings(Protocol):
 
     dataset: Any
     batch_size: int | None
+    drop_last: bool
     num_workers: int
     collate_fn: Callable[[Any], Any]
     pin_memory: bool
@@ -54,6 +58,7 @@ class Settings(Protocol):
     memory_limit: int | str | None
     memory_bytes: int
     is_async: bool
+    is_iterable: bool
 
     @property
     def multiprocessing_context(self) -> Any: ...
@@ -71,6 +76,7 @@ class Runtime:
         self._local: LocalCrew | None = None  # the same without processes
         self._last: Run | None = None
         self._numbers = itertools.count(1)
+        self._notices = Notices()
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._private: weakref.WeakSet[PrivateLoopBatches] = weakref.WeakSet()
         self._loops: weakref.WeakSet[PrivateLoop] = weakref.WeakSet()  # also of iterators that have been dropped
@@ -97,7 +103,7 @@ class Runtime:
             crew = pool.crew(_who(loader, seed, surroundings))
             if loader.persistent_workers:
                 self._crew = crew
-        source = source_of(loader._index_sampler, iter(loader._index_sampler))  # torch, too, asks for it again here
+        source = _source(loader, iter(loader._index_sampler))  # torch, too, asks for it again here
         return self._run(loader, pool, crew, source, loader.num_workers, (job, carried), loader.persistent_workers)
 
     def here(self, loader: Settings) -> Run:
@@ -119,7 +125,7 @@ class Runtime:
 
     def _local_run(self, loader: Settings, crew: LocalCrew) -> Run:
         indices, _ = begin_sampling(loader)
-        source = source_of(loader._index_sampler, indices)
+        source = _source(loader, indices)
         return self._run(loader, None, crew, source, 1, (None, None), True)
 
     def _run(
@@ -132,7 +138,8 @@ class Runtime:
         work: tuple[Job | None, Carried | None],
         kept: bool,
     ) -> Run:
-        epoch = Epoch(crew, next(self._numbers), source, _bounds(loader, slots), pinning.pinner(loader.pin_memory))
+        number, bounds = next(self._numbers), _bounds(loader, slots)
+        epoch = Epoch(crew, number, source, bounds, finisher(loader), self._notices.warn)
         self._last = run = Run(pool, crew, epoch, source, work[0], work[1], kept, loader.timeout)
         self._runs.add(run)
         return run
@@ -204,7 +211,21 @@ def begin_sampling(loader: Settings) -> tuple[Any, int]:
 
 def maker(loader: Settings) -> Maker:
     """What makes the batches of an ordinary dataset in this process."""
-    return Maker(loader.dataset, loader.collate_fn, loader._auto_collation, pinning.pinner(loader.pin_memory))
+    stream = Stream(loader.dataset, loader.drop_last) if loader.is_iterable else None
+    return Maker(loader.dataset, loader.collate_fn, loader._auto_collation, finisher(loader), stream)
+
+
+def finisher(loader: Settings) -> Callable[[Any], Any] | None:
+    """What is done with each batch before the user gets it."""
+    pin = pinning.pinner(loader.pin_memory)
+    length = getattr(loader, "_IterableDataset_len_called", None) if loader.is_iterable else None
+    return pin if length is None else LengthWatch(loader.dataset, length, loader.num_workers, pin)
+
+
+def _source(loader: Settings, indices: Any) -> Any:
+    if loader.is_iterable:
+        return SharesSource(loader.batch_size)
+    return source_of(loader._index_sampler, indices)
 
 
 def _local_crew(loader: Settings) -> LocalCrew:
@@ -213,7 +234,8 @@ def _local_crew(loader: Settings) -> LocalCrew:
 
 def _who(loader: Settings, seed: int, surroundings: bytes) -> Who:
     slots = max(1, loader.num_workers)  # without processes, one slot that is always filled
-    return Who(0, slots, seed, _share(loader), _in_threads(loader), loader._auto_collation, surroundings)
+    kind = loader.is_iterable, loader.drop_last
+    return Who(0, slots, seed, _share(loader), _in_threads(loader), loader._auto_collation, surroundings, *kind)
 
 
 def _in_threads(loader: Settings) -> bool:
@@ -234,10 +256,19 @@ def _bounds(loader: Settings, slots: int) -> DispatcherConfig:
     if loader.explicit_prefetch is None and (loader.is_async or _in_threads(loader)):
         credit = options.async_credit(_share(loader), loader.batch_size or 1)
     narrow = credit * slots
-    wide = 2 * narrow if is_pure(loader._index_sampler) else narrow
+    shares = loader.is_iterable
+    wide = 2 * narrow if shares or is_pure(loader._index_sampler) else narrow
     own_bounds = loader.explicit_prefetch is not None or loader.memory_limit is not None or loader.is_async
     lean = None if own_bounds else options.LEAN_BYTES
     restarts = options.MAX_WORKER_RESTARTS + slots  # the loss of the template takes every worker, and is one fault
     return DispatcherConfig(
-        slots, credit, wide, narrow, loader.memory_bytes, loader.in_order, lean, max_restarts=restarts
+        slots,
+        credit,
+        wide,
+        narrow,
+        loader.memory_bytes,
+        loader.in_order,
+        lean,
+        max_restarts=0 if shares else restarts,
+        interchangeable=shares,
     )

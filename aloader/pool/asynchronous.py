@@ -152,7 +152,7 @@ class AsyncBatches:
         """The epoch is over: natural end or failure."""
         self._finalizer.detach()
         self.run.end()
-        self.run.crew.detach()
+        self.run.crew.detach(self.run.epoch)
 
     async def aclose(self) -> None:
         """End the epoch, and wait for workers that are not kept. Idempotent; nobody else may be waiting in it."""
@@ -171,7 +171,7 @@ async def finish(run: Run) -> None:
         run.end()
         if not run.persistent:
             await _all_gone(run)
-    run.crew.detach()
+    run.crew.detach(run.epoch)
 
 
 async def _all_gone(run: Run) -> None:
@@ -212,7 +212,7 @@ def _abandon(run: Run, loop: asyncio.AbstractEventLoop) -> None:
 
     def end() -> None:
         run.end()
-        run.crew.detach()
+        run.crew.detach(run.epoch)
 
     if loop.is_running():
         loop.call_soon_threadsafe(end)

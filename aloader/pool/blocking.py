@@ -97,7 +97,7 @@ class Batches:
             counts.wait_seconds += self._since - began
             if epoch.finished:
                 run.end()
-                run.crew.detach()
+                run.crew.detach(run.epoch)
 
     def _wait_for_batch(self, run: Run) -> None:
         since, starting = time.perf_counter(), not run.crew.ready
@@ -121,7 +121,7 @@ class Batches:
         deadline = time.monotonic() + 2 * options.CLOSE_GRACE
         while not was_ended and not run.persistent and run.crew.alive and time.monotonic() < deadline:
             self._watcher.wait(0.05)
-        run.crew.detach()
+        run.crew.detach(run.epoch)
 
     def __getstate__(self) -> Any:
         raise NotImplementedError(f"{type(self).__name__} cannot be pickled")
@@ -130,4 +130,4 @@ class Batches:
 def _abandon(run: Run) -> None:
     """The iterator has been dropped."""
     run.end()
-    run.crew.detach()
+    run.crew.detach(run.epoch)

@@ -12,7 +12,7 @@ import select
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from aloader import options
 from aloader.channel.link import Link, pair
@@ -23,35 +23,19 @@ from aloader.channel.messages import (
     Message,
     Need,
     NewSegment,
+    Notice,
+    RanDry,
     Ready,
     Retire,
     Start,
     Stop,
     Unmapped,
 )
+from aloader.channel.roles import Listener, Watcher, Who
 from aloader.channel.status import StatusPage
 from aloader.pool.starter import Exit, Loaded, Starter
 from aloader.pool.threads import dispose
 from aloader.pool.workers import Arrived, Worker
-
-
-class Watcher(Protocol):
-    """Calls back when a descriptor can be read (or written to)."""
-
-    def reading(self, fd: int, callback: Callable[[], None] | None) -> None: ...
-    def writing(self, fd: int, callback: Callable[[], None] | None) -> None: ...
-
-
-class Listener(Protocol):
-    """Who hears what the workers say: an epoch."""
-
-    number: int
-
-    def on_ready(self, worker: Worker) -> None: ...
-    def on_batch(self, worker: Worker, seq: int, nbytes: int, batch: Any, seconds: tuple[float, float]) -> None: ...
-    def on_failure(self, worker: Worker, seq: int, fault: bytes | BaseException) -> None: ...
-    def on_need(self, worker: Worker, seq: int, nbytes: int) -> None: ...
-    def on_lost(self, worker: Worker, exit: Exit) -> None: ...
 
 
 class Host(Protocol):
@@ -61,18 +45,6 @@ class Host(Protocol):
     def starter(self) -> Starter: ...
     def new_key(self, crew: Crew) -> int: ...
     def read_reports(self) -> None: ...
-
-
-class Who(NamedTuple):
-    """What all workers of a crew are told about themselves."""
-
-    dataset: int
-    num_workers: int
-    base_seed: int
-    concurrency: int
-    threads: bool
-    auto_collation: bool
-    context: bytes
 
 
 class Crew:
@@ -122,6 +94,8 @@ class Crew:
                 who.threads,
                 who.auto_collation,
                 who.context,
+                who.iterable,
+                who.drop_last,
             )
         )
         self._host.starter.start(self._loaded, worker.key, theirs, status)
@@ -182,8 +156,10 @@ class Crew:
             self._watch(worker)
         self._watch_starter()
 
-    def detach(self) -> None:
-        """Nobody drives or listens any more."""
+    def detach(self, listener: Listener | None = None) -> None:
+        """Nobody drives or listens any more; with a `listener`, if it is still that one."""
+        if listener is not None and listener is not self.listener:
+            return
         if self._watcher is not None:
             for worker in self.workers.values():
                 self._unwatch(worker)
@@ -277,7 +253,12 @@ class Crew:
                 listener.on_failure(worker, message.seq, message.fault)
             case Need() if listener is not None and message.epoch == listener.number:
                 listener.on_need(worker, message.seq, message.nbytes)
-            case Failure() | Need():
+            case RanDry() if listener is not None and message.epoch == listener.number:
+                listener.on_dry(worker, message.seq)
+            case Notice(text):
+                if listener is not None:
+                    listener.on_notice(text)
+            case Failure() | Need() | RanDry():
                 pass  # of an epoch that nobody looks at any more
             case _:
                 raise AssertionError(f"a worker said {message!r}")

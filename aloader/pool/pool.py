@@ -18,8 +18,9 @@ from multiprocessing.context import BaseContext
 
 from aloader import options
 from aloader.channel.job import Carried, Job
+from aloader.channel.roles import Who
 from aloader.errors import LoaderClosed
-from aloader.pool.crew import Crew, Who
+from aloader.pool.crew import Crew
 from aloader.pool.starter import ContextStarter, Loaded, Starter
 from aloader.pool.template import TemplateStarter
 

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from aloader import options
 from aloader.channel.job import Carried, Job
-from aloader.pool.crew import Crew, Watcher
+from aloader.channel.roles import Watcher
+from aloader.pool.crew import Crew
 from aloader.pool.epoch import Epoch
 from aloader.pool.pool import WorkerPool
 from aloader.stats import LoaderStats
@@ -74,7 +75,7 @@ class Run:
         self.epoch.close()
         if self.persistent:
             self.crew.epoch_over(self.epoch.number)
-            self.crew.detach()
+            self.crew.detach(self.epoch)
         else:
             self.crew.end(grace)
         if self.on_end is not None:
