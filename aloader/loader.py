@@ -19,7 +19,7 @@ from aloader.pool.blocking import Batches
 from aloader.pool.informed import Informed
 from aloader.pool.limits import cpus_allowed, default_memory_limit, parse_bytes, too_many_workers
 from aloader.pool.pool import WorkerPool
-from aloader.pool.threads import in_thread
+from aloader.pool.threads import in_thread, running_loop
 from aloader.runtime import Runtime, begin_sampling, maker
 from aloader.sampling.passes import Passes, tell_epoch
 from aloader.stats import LoaderStats
@@ -159,6 +159,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __aiter__(self) -> AsyncBatches | ThreadedBatches:
         """A new epoch, for `async for`, on the running loop."""
+        running_loop()
         runtime = self._open_runtime()
         if self.num_workers == 0:
             if self.is_async:

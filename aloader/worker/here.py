@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import ExitStack
 from contextvars import copy_context
 from typing import Any, Self
@@ -138,7 +138,7 @@ class ThreadedBatches:
         self._maker = maker
         self._thread = thread
         self._owner = owner
-        self._pending: asyncio.Future[Any] | None = None
+        self._pending: Future[Any] | None = None  # of no loop: it may be taken on another than it was begun on
         self._waiting = False
 
     def __aiter__(self) -> Self:
@@ -160,10 +160,12 @@ class ThreadedBatches:
             except StopIteration:
                 raise StopAsyncIteration from None
             make = _with_callers_state(lambda: self._maker.make(indices))
-            self._pending = asyncio.get_running_loop().run_in_executor(self._thread, copy_context().run, make)
+            self._pending = self._thread.submit(copy_context().run, make)
         self._waiting = True
+        waiter = asyncio.wrap_future(self._pending)
+        waiter.add_done_callback(_seen)
         try:
-            await asyncio.wait([self._pending])
+            await asyncio.wait([waiter])
         finally:
             self._waiting = False
         pending, self._pending = self._pending, None
@@ -181,6 +183,12 @@ class ThreadedBatches:
 
     async def aclose(self) -> None:
         """Nothing of this iterator lives on: its thread is the loader's."""
+
+
+def _seen(waiter: asyncio.Future[Any]) -> None:
+    """What it raises is raised by whoever takes the batch, perhaps not by the one who has waited for it."""
+    if not waiter.cancelled():
+        waiter.exception()
 
 
 def _with_callers_state(make: Callable[[], Any]) -> Callable[[], Any]:

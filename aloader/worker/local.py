@@ -77,11 +77,10 @@ class LocalCrew:
         self.when_gone: Callable[[], object] | None = None
         self._dataset = dataset
         self._collate_fn = collating(collate_fn)
-        self._listener: Listener | None = None
-        self._wake: Callable[[], None] = lambda: None
+        self._listeners: dict[int, tuple[Listener, Callable[[], None]]] = {}  # epochs under way, and what wakes each
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._fetcher: Fetcher | StreamFetcher
-        self._reading = -1  # the epoch in which an iterable dataset is being read
+        self._fetcher: Fetcher
+        self._reading: dict[int, StreamFetcher] = {}  # an iterable dataset is read anew in each epoch
         self._closing: set[asyncio.Task[None]] = set()
         self._tasks: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._grants: dict[tuple[int, int], asyncio.Future[None]] = {}
@@ -106,21 +105,22 @@ class LocalCrew:
     unseated = False
 
     def attach(self, watcher: Any, listener: Listener) -> None:
-        """Work on the watcher's loop, and tell `listener`."""
-        self._listener, self._wake = listener, watcher.wake
+        """Work on the watcher's loop, and tell `listener` of its epoch; several may be under way."""
+        self._listeners[listener.number] = listener, watcher.wake
         if self._loop is not watcher.loop:
             self._loop = watcher.loop
             self._fetcher = Fetcher(self._dataset, self.who.auto_collation, self.who.concurrency)
-            self._reading = -1
+            self._reading = {}
             self._entered = watcher.loop.create_future()
             self._leave = asyncio.Event()
             self._holder = watcher.loop.create_task(self._hold(self._entered, self._leave), name="aloader dataset")
 
     def detach(self, listener: Listener | None = None) -> None:
-        """Nobody listens any more; with a `listener`, if it is still that one."""
-        if listener is not None and listener is not self._listener:
-            return
-        self._listener, self._wake = None, lambda: None
+        """This one listens no more; without a `listener`, nobody does."""
+        if listener is None:
+            self._listeners.clear()
+        else:
+            self._listeners.pop(listener.number, None)
 
     def launch(self, slot: int, generation: int) -> None:
         """Never needed: the slot is always filled."""
@@ -135,10 +135,9 @@ class LocalCrew:
     def epoch_over(self, epoch: int) -> None:
         """Nobody looks at this epoch any more."""
         for (number, _), task in list(self._tasks.items()):
-            if number <= epoch:
+            if number == epoch:
                 task.cancel()
-        if self._reading <= epoch:
-            self._end_reading()
+        self._end_reading(epoch)
 
     def end(self, grace: float = 0.0) -> None:
         """Cancel everything and let the dataset's `async with` be left, on its loop."""
@@ -188,26 +187,26 @@ class LocalCrew:
                 return
             entered.set_result(None)
             await leave.wait()
-            if isinstance(self._fetcher, StreamFetcher):
-                await self._fetcher.aclose()
+            for fetcher in list(self._reading.values()):
+                await fetcher.aclose()
 
     # -- tickets ---------------------------------------------------------------------------------------------------
 
     def begin(self, ticket: Ticket) -> None:
         """Work on a ticket from now on."""
         assert self._loop is not None
-        if self.who.iterable and ticket.epoch != self._reading:
-            self._end_reading()
-            self._reading = ticket.epoch
-            self._fetcher = StreamFetcher(Stream(self._dataset, self.who.drop_last), self.who.concurrency)
+        if self.who.iterable and ticket.epoch not in self._reading:
+            stream = Stream(self._dataset, self.who.drop_last)
+            self._reading[ticket.epoch] = StreamFetcher(stream, self.who.concurrency)
         key = (ticket.epoch, ticket.seq)
         task = self._tasks[key] = self._loop.create_task(self._work(ticket), name=f"aloader batch {ticket.seq}")
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
-    def _end_reading(self) -> None:
+    def _end_reading(self, epoch: int) -> None:
         """Let an async generator leave what it is in."""
-        if isinstance(self._fetcher, StreamFetcher) and self._loop is not None:
-            task = self._loop.create_task(self._fetcher.aclose(), name="aloader end of reading")
+        fetcher = self._reading.pop(epoch, None)
+        if fetcher is not None and self._loop is not None:
+            task = self._loop.create_task(fetcher.aclose(), name="aloader end of reading")
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
@@ -225,16 +224,17 @@ class LocalCrew:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise  # our own; one that the user's code raised is an answer like any other
-            if not self._hears(ticket):
-                pass
-            elif isinstance(error, Dry):
-                self._listener.on_dry(worker, ticket.seq)  # type: ignore[union-attr]
-            else:
-                self._listener.on_failure(worker, ticket.seq, _with_note(ticket, error, self.who))  # type: ignore[union-attr]
+            listener = self._listener(ticket)
+            if isinstance(error, Dry) and listener is not None:
+                listener.on_dry(worker, ticket.seq)
+            elif listener is not None:
+                listener.on_failure(worker, ticket.seq, _with_note(ticket, error, self.who))
         else:
-            if self._hears(ticket):
-                self._listener.on_batch(worker, ticket.seq, nbytes, Made(batch), seconds)  # type: ignore[union-attr]
-        self._wake()
+            listener = self._listener(ticket)
+            if listener is not None:
+                listener.on_batch(worker, ticket.seq, nbytes, Made(batch), seconds)
+        if listener is not None and listener.number in self._listeners:
+            self._listeners[listener.number][1]()
 
     async def _make(self, ticket: Ticket) -> tuple[Any, int, tuple[float, float]]:
         assert self._entered is not None
@@ -244,7 +244,7 @@ class LocalCrew:
         self._entered.result()
         page = self.workers[0]
         began = time.perf_counter()
-        fetcher: Any = self._fetcher
+        fetcher: Any = self._reading[ticket.epoch] if self.who.iterable else self._fetcher
         samples = await fetcher.fetch(
             ticket.indices, lambda position: page.write(Doing.FETCHING, ticket.epoch, ticket.seq, position)
         )
@@ -267,12 +267,15 @@ class LocalCrew:
     async def _memory(self, ticket: Ticket, nbytes: int) -> None:
         assert self._loop is not None
         future = self._grants[ticket.epoch, ticket.seq] = self._loop.create_future()
-        if self._hears(ticket):
-            self._listener.on_need(self.workers[0], ticket.seq, nbytes)  # type: ignore[union-attr]
+        listener = self._listener(ticket)
+        if listener is not None:
+            listener.on_need(self.workers[0], ticket.seq, nbytes)
         await future
 
-    def _hears(self, ticket: Ticket) -> bool:
-        return self._listener is not None and self._listener.number == ticket.epoch
+    def _listener(self, ticket: Ticket) -> Listener | None:
+        """The ticket's epoch, if it is still under way."""
+        listener, _ = self._listeners.get(ticket.epoch, (None, None))
+        return listener
 
 
 def _with_note(ticket: Ticket, error: BaseException, who: Who) -> BaseException:
