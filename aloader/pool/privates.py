@@ -33,7 +33,7 @@ class WorkerProcess:
         self._pool = weakref.ref(pool) if pool is not None else lambda: None
         self.name = f"aloader-worker-{worker.key}"
         self.sentinel = -1
-        if worker.pid and worker.exit is None:
+        if worker.pid and worker.exit is None and hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):
                 self.sentinel = os.pidfd_open(worker.pid)
                 weakref.finalize(self, os.close, self.sentinel)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 from aloader.channel import life
 from aloader.channel.job import Carried, Job
+from aloader.pool.outside import Outside
 from aloader.pool.unpicklable import explained
 
 
@@ -106,7 +107,8 @@ class ContextStarter:
     def start(self, loaded: Loaded, key: int, end: socket.socket, status: int) -> None:
         """Start a worker and close this process's copies of its descriptors."""
         life_end, _ = self._life
-        arguments = (_Descriptor(end.fileno()), _Descriptor(status), _Descriptor(life_end), loaded.job, self._forks)
+        job: Any = loaded.job if self._forks else Outside(loaded.job)
+        arguments = (_Descriptor(end.fileno()), _Descriptor(status), _Descriptor(life_end), job, self._forks)
         process = self._context.Process(target=_entry, args=arguments, daemon=True, name=f"aloader-worker-{key}")
         try:
             process.start()
@@ -117,6 +119,8 @@ class ContextStarter:
         finally:
             end.close()
             os.close(status)
+            if not self._forks:
+                job.close()
         self._processes[key] = process
 
     def end(self, key: int, grace: float) -> None:

@@ -75,7 +75,10 @@ class Passes:
         """A pass has come to its end after so many samples: is that still what the dataset has?"""
         if "length" in self._said or not _is_of_all(sampler, dataset):
             return
-        now = len(dataset)
+        try:
+            now = len(dataset)
+        except Exception:  # it could say at the beginning
+            return
         left = sampler.batch_size - 1 if type(sampler) is BatchSampler and sampler.drop_last else 0
         if not drawn <= now <= drawn + left:
             self._say(
