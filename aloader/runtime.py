@@ -50,6 +50,7 @@ class Settings(Protocol):
     persistent_workers: bool
     in_order: bool
     concurrency: int | None
+    prefetch_factor: int | None
     explicit_prefetch: int | None
     memory_limit: int | str | None
     memory_bytes: int
@@ -100,7 +101,8 @@ class Runtime:
             if loader.persistent_workers:
                 self._crew = crew
         source = source_of(loader._index_sampler, iter(loader._index_sampler))  # torch, too, asks for it again here
-        return self._run(loader, pool, crew, source, loader.num_workers, (job, carried), loader.persistent_workers)
+        slots = crew.who.num_workers  # of workers that are kept: a number set since then is for a new loader
+        return self._run(loader, pool, crew, source, slots, (job, carried), loader.persistent_workers)
 
     def here(self, loader: Settings) -> Run:
         """The next epoch of an async dataset on the running loop, on which it is opened once."""
@@ -230,14 +232,22 @@ def _share(loader: Settings) -> int:
     return options.share_of(total, loader.num_workers) if loader.num_workers else max(1, total)
 
 
+def _explicit_prefetch(loader: Settings) -> int | None:
+    """What the user has said of prefetching: to the constructor, or by setting torch's attribute since then."""
+    given = loader.explicit_prefetch
+    untouched = (None, given or options.PREFETCH_FACTOR)
+    return given if loader.prefetch_factor in untouched else loader.prefetch_factor
+
+
 def _bounds(loader: Settings, slots: int) -> DispatcherConfig:
     """The bounds of an epoch: torch's, unless many samples are fetched at once."""
-    credit = loader.explicit_prefetch or options.PREFETCH_FACTOR
-    if loader.explicit_prefetch is None and (loader.is_async or _in_threads(loader)):
+    explicit = _explicit_prefetch(loader)
+    credit = explicit or options.PREFETCH_FACTOR
+    if explicit is None and (loader.is_async or _in_threads(loader)):
         credit = options.async_credit(_share(loader), loader.batch_size or 1)
     narrow = credit * slots
     wide = 2 * narrow if is_pure(loader._index_sampler) else narrow
-    own_bounds = loader.explicit_prefetch is not None or loader.memory_limit is not None or loader.is_async
+    own_bounds = explicit is not None or loader.memory_limit is not None or loader.is_async
     lean = None if own_bounds else options.LEAN_BYTES
     restarts = options.MAX_WORKER_RESTARTS + slots  # the loss of the template takes every worker, and is one fault
     return DispatcherConfig(
