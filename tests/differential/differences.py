@@ -134,7 +134,7 @@ def _sampler_failed(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] |
 
 def _start_failed(torchs: Raised, ours: Raised) -> bool:
     """From the second batch of a worker on, torch's error is about its own variable."""
-    return torchs.kind is UnboundLocalError and "fetcher" in torchs.text and "no device" in ours.text
+    return torchs.kind is UnboundLocalError and "fetcher" in torchs.text and ours.kind is not UnboundLocalError
 
 
 def _late(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] | None:
