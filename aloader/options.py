@@ -47,6 +47,9 @@ MAX_WORKER_RESTARTS: Final = 3
 #: A pickle larger than this that a captured global brought along is named in a warning.
 CAPTURED_BYTES: Final = 100 * MIB
 
+#: Seconds after which a consumer that waits for a worker without a process looks again whether a shared pool is idle.
+SEAT_PATIENCE: Final = 0.05
+
 #: Seconds that a worker has to close its dataset before it is killed.
 CLOSE_GRACE: Final = 0.3
 

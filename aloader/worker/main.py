@@ -69,7 +69,9 @@ def _set_up(bench: Bench, load: Callable[[], Job], carried: bool) -> None:
     if carried:
         context.apply(start.context)
     job = load()
-    seeds.become(start.slot, start.num_workers, start.base_seed, job.dataset)
+    asked = seeds.become(start.slot, start.num_workers, start.base_seed, job.dataset)
+    if start.iterable and start.num_workers > 1:
+        bench.asked = asked
     if carried:
         adopt_main_classes()
         collate.default_collate_fn_map.update(job.collate_entries)
