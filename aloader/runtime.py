@@ -57,6 +57,7 @@ class Settings(Protocol):
     persistent_workers: bool
     in_order: bool
     concurrency: int | None
+    prefetch_factor: int | None
     pool: WorkerPool | None
     explicit_prefetch: int | None
     memory_limit: int | str | None
@@ -119,7 +120,7 @@ class Runtime:
                 self._crew = crew
         sampler = loader._index_sampler
         source = _source(loader, loader._passes.begin(sampler))  # torch, too, asks for an iterator again here
-        slots = crew.who.num_workers
+        slots = crew.who.num_workers  # of workers that are kept: a number set since then is for a new loader
         return self._run(loader, pool, crew, source, slots, (job, carried), loader.persistent_workers)
 
     def here(self, loader: Settings) -> Run:
@@ -308,15 +309,23 @@ def _share(loader: Settings) -> int:
     return options.share_of(total, workers) if workers else max(1, total)
 
 
+def _explicit_prefetch(loader: Settings) -> int | None:
+    """What the user has said of prefetching: to the constructor, or by setting torch's attribute since then."""
+    given = loader.explicit_prefetch
+    untouched = (None, given or options.PREFETCH_FACTOR)
+    return given if loader.prefetch_factor in untouched else loader.prefetch_factor
+
+
 def _bounds(loader: Settings, slots: int) -> DispatcherConfig:
     """The bounds of an epoch: torch's, unless many samples are fetched at once."""
-    credit = loader.explicit_prefetch or options.PREFETCH_FACTOR
-    if loader.explicit_prefetch is None and (loader.is_async or _in_threads(loader)):
+    explicit = _explicit_prefetch(loader)
+    credit = explicit or options.PREFETCH_FACTOR
+    if explicit is None and (loader.is_async or _in_threads(loader)):
         credit = options.async_credit(_share(loader), loader.batch_size or 1)
     narrow = credit * slots
     shares = loader.is_iterable
     wide = 2 * narrow if shares or is_pure(loader._index_sampler) else narrow
-    own_bounds = loader.explicit_prefetch is not None or loader.memory_limit is not None or loader.is_async
+    own_bounds = explicit is not None or loader.memory_limit is not None or loader.is_async
     lean = None if own_bounds else options.LEAN_BYTES
     restarts = options.MAX_WORKER_RESTARTS + slots  # the loss of the template takes every worker, and is one fault
     memory = loader.memory_bytes

@@ -89,6 +89,19 @@ def _found_out_earlier(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int
     return None
 
 
+def _unshared(value: Any) -> Any:
+    """A description without which leaves share their memory."""
+    if isinstance(value, tuple) and len(value) == 2 and value[0] == "shares":
+        return "shares"
+    return type(value)(map(_unshared, value)) if type(value) in (tuple, list) else value
+
+
+def _not_shared(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] | None:
+    """The same batch, but for memory that its leaves share."""
+    same = torchs and ours and torchs[0].what == ours[0].what and _unshared(torchs[0].value) == _unshared(ours[0].value)
+    return (1, 1) if same else None
+
+
 def _rest(entries: list[Entry]) -> list[Entry]:
     """What is left of the epoch in which the logs differ, its end included."""
     ends = [place for place, entry in enumerate(entries) if entry.what.endswith(": end")]
@@ -121,7 +134,7 @@ def _sampler_failed(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] |
 
 def _start_failed(torchs: Raised, ours: Raised) -> bool:
     """From the second batch of a worker on, torch's error is about its own variable."""
-    return torchs.kind is UnboundLocalError and "fetcher" in torchs.text and "no device" in ours.text
+    return torchs.kind is UnboundLocalError and "fetcher" in torchs.text and ours.kind is not UnboundLocalError
 
 
 def _late(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] | None:
@@ -172,6 +185,11 @@ DIFFERENCES: Final[dict[str, Difference]] = {
     "late batches": Difference(
         "after torch's words, ours says which worker is at which sample, and for how long",
         _late,
+    ),
+    "views travel alone": Difference(
+        "uncollated views of one large tensor take the whole of it along in torch, for every batch; ours travel alone "
+        "where they do not touch each other",
+        _not_shared,
     ),
     "ragged batches": Difference(
         "a worker of torch's says that storage cannot be resized; ours says which sizes do not fit, as torch does "

@@ -44,6 +44,7 @@ class Case:
     between: Callable[[int, Any], None] | None = None  # called with the epoch's number and the loader, before it
     after_batch: Callable[[Any, Any], Any] | None = None  # called with the loader and each batch; may draw
     allow: frozenset[str] = frozenset()  # rows of `DIFFERENCES`, each of which must be seen
+    ask_length: bool = True  # torch notes what it has answered, for streams
     names: tuple[str, ...] = ()  # of the batches, for failures' sake
 
 
@@ -60,7 +61,8 @@ def observe(kind: Any, case: Case, way: str = "for", **more: Any) -> list[Entry]
             log.add("constructor", Raised.of(error))
             return log.entries
         log.add("constructor", [(name, repr(getattr(loader, name))) for name in ATTRIBUTES])
-        log.add("length", _attempt(lambda: len(loader)))
+        if case.ask_length:
+            log.add("length", _attempt(lambda: len(loader)))
         step = _Steps(log, case, loader, arguments)
         if way == "for":
             step.all()

@@ -107,6 +107,7 @@ class Failing(Sampler[int]):
         raise LookupError("no more")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's iterator, half made
 @pytest.mark.parametrize("after", [-1, 0, 1, 9])
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_sampler_that_fails(workers: int, after: int) -> None:

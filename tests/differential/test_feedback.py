@@ -43,8 +43,7 @@ def note_the_loss(loader: Any, batch: Any) -> int:
     return loader.batch_sampler.loss
 
 
-@pytest.mark.parametrize("fork", [True, False], ids=["fork", "template"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "fork"), [(2, True), (1, False)], ids=["fork", "template"])
 def test_a_sampler_that_shuffles_lazily_while_the_loop_draws(workers: int, fork: bool) -> None:
     def make() -> dict[str, Any]:
         sampler = orders.Lazy(24)
@@ -53,8 +52,7 @@ def test_a_sampler_that_shuffles_lazily_while_the_loop_draws(workers: int, fork:
     assert_alike(Case(make, (None,) * TIMES, after_batch=draw_too), fork=fork)
 
 
-@pytest.mark.parametrize("fork", [True, False], ids=["fork", "template"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "fork"), [(2, True), (1, False)], ids=["fork", "template"])
 def test_a_sampler_that_follows_the_last_loss(workers: int, fork: bool) -> None:
     def make() -> dict[str, Any]:
         sampler = Following(97, 10)

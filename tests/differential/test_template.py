@@ -13,9 +13,7 @@ from .kit import Case, assert_alike
 NAMES = tuple(data.DATASETS)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_every_dataset(workers: int) -> None:
+def test_every_dataset() -> None:
     inits = (None, data.draws, data.marks)
 
     def between(epoch: int, loader: Any) -> None:
@@ -24,9 +22,9 @@ def test_every_dataset(workers: int) -> None:
         loader.collate_fn = data.with_info if epoch % 2 else torch.utils.data.default_collate
 
     def make() -> dict[str, Any]:
-        return {"dataset": data.Switched(data.Made("number")), "batch_size": 4, "shuffle": True, "num_workers": workers}
+        return {"dataset": data.Switched(data.Made("number")), "batch_size": 4, "shuffle": True, "num_workers": 2}
 
-    assert_alike(Case(make, (None,) * len(NAMES), between), fork=False)
+    assert_alike(Case(make, (None,) * len(NAMES), between, allow=frozenset({"views travel alone"})), fork=False)
 
 
 def test_persistent_workers_draw_on_from_epoch_to_epoch() -> None:
