@@ -69,7 +69,7 @@ from aloader.engine.events import (
 from aloader.engine.slots import Slot
 from aloader.engine.statistics import DispatcherStatistics
 from aloader.engine.window import Window
-from aloader.engine.work import Work
+from aloader.engine.work import Awaited, Work
 
 
 class Dispatcher:
@@ -262,6 +262,10 @@ class Dispatcher:
             live_slots=sum(not slot.ended for slot in slots),
             restarts=self._restarts,
         )
+
+    def awaited(self) -> Awaited | None:
+        """What the user waits for, and whose it is; None where it has not been drawn, or nobody holds it yet."""
+        return self._work.awaited()
 
     def _state(self) -> str:
         if self._closed:

@@ -104,10 +104,19 @@ class Batches:
         while not run.epoch.available:
             patience = run.patience(time.perf_counter() - since)
             if patience == 0:
-                raise run.late()
+                self._raise_late(run)
+                continue
             self._watcher.wait(patience)
             if starting and run.crew.ready:
                 since, starting = time.perf_counter(), False
+
+    def _raise_late(self, run: Run) -> None:
+        """Ask where its worker is stuck, and raise torch's error; unless the batch comes meanwhile."""
+        late = run.inquire()
+        while not late.over():
+            self._watcher.wait(options.STACK_POLL)
+        if not run.epoch.available:
+            raise run.late(late)
 
     def __len__(self) -> int:
         return len(self._len_of)

@@ -18,7 +18,7 @@ from aloader import errors
 from aloader.channel.faults import unpack_fault
 from aloader.channel.messages import Granted, Ticket
 from aloader.channel.status import Doing
-from aloader.engine import Dispatcher, DispatcherConfig
+from aloader.engine import Awaited, Dispatcher, DispatcherConfig
 from aloader.engine.events import (
     Assign,
     BatchArrived,
@@ -164,12 +164,17 @@ class Epoch:
             what = status.doing.name.lower()
             sample = self._sample(status.epoch, status.seq, status.position)
             lines.append(
-                f"worker {worker.slot} (pid {worker.pid or 'starting'}): {what}"
+                f"worker {worker.slot} (pid {worker.pid or worker.page.pid or 'starting'}): {what}"
                 + (f" sample {sample!r}" if sample is not None and status.doing is Doing.FETCHING else "")
                 + (f" of batch {status.seq}" if status.seq >= 0 else "")
                 + (f" for {seconds:.1f} s" if status.since else "")
             )
         return "; ".join(lines)
+
+    @property
+    def awaited(self) -> Awaited | None:
+        """The batch that is waited for, and whose it is."""
+        return self._dispatcher.awaited()
 
     @property
     def statistics(self) -> Any:

@@ -11,6 +11,7 @@ from aloader.channel.messages import Batch
 from aloader.channel.payload import unpack
 from aloader.channel.status import Doing, StatusPage
 from aloader.errors import WorkerLost
+from aloader.pool.inquiry import PageInquiry
 from aloader.pool.starter import Exit
 
 
@@ -47,6 +48,10 @@ class Worker:
         self.ending = False
         self.fault: OSError | None = None  # why nothing more can be read from it
         self.waits_to_write = False
+
+    def inquire(self, epoch: int, seq: int) -> PageInquiry:
+        """Ask where it stands with a ticket."""
+        return PageInquiry(self.page, epoch, seq)
 
 
 def describe(worker: Worker, exit: Exit, sample: Any, known: bool) -> WorkerLost:

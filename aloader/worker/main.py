@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import signal
 import socket
@@ -18,8 +19,8 @@ from aloader.channel import context
 from aloader.channel.job import Job
 from aloader.channel.link import Link
 from aloader.channel.messages import Ready, Start
-from aloader.channel.status import Doing, adopt
-from aloader.worker import concurrent, inline, seeds
+from aloader.channel.status import STACKS_SIGNAL, TASKS_SIGNAL, Doing, StatusPage, adopt
+from aloader.worker import concurrent, inline, seeds, tasks
 from aloader.worker.bench import Bench, guarded
 from aloader.worker.fetch import is_async
 
@@ -38,6 +39,7 @@ def run(end: socket.socket, status: int, load: Callable[[], Job], *, carried: bo
     os.nice(options.WORKER_NICENESS)
     torch.set_num_threads(1)
     link, page = Link(end), adopt(status)
+    _answer_where_it_stands(page)
     os.register_at_fork(after_in_child=link.close)  # a process of the user's must not keep the link open
     try:
         start = _first_message(link)
@@ -88,7 +90,17 @@ def _serve(bench: Bench) -> None:
         except inline.TurnsAsync as turn:
             begun = turn
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        loop = runner.get_loop()
+        if TASKS_SIGNAL is not None:
+            loop.add_signal_handler(TASKS_SIGNAL, tasks.answer, loop, bench.page)
         runner.run(concurrent.serve(bench, begun))
+
+
+def _answer_where_it_stands(page: StatusPage) -> None:
+    """Dump all threads on a signal of the parent's, in C: also from a call that keeps the interpreter's lock."""
+    if STACKS_SIGNAL is not None:
+        faulthandler.register(STACKS_SIGNAL, file=page.fileno(), all_threads=True)
+        page.can_be_signalled()
 
 
 def adopt_main_classes() -> None:
