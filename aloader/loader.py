@@ -149,8 +149,10 @@ class DataLoader(TorchDataLoader[T_co]):
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        runtime = self._close()
+        if runtime is not None:
+            await runtime.aclose(interrupted=kind is not None and not issubclass(kind, Exception))
 
     def __enter__(self) -> Self:
         runtime = self._open_runtime()
@@ -158,13 +160,15 @@ class DataLoader(TorchDataLoader[T_co]):
             runtime.pool(self).open()
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        runtime = self._close()
+        if runtime is not None:
+            runtime.close(interrupted=kind is not None and not issubclass(kind, Exception))
 
     async def aclose(self) -> None:
         """End the epochs that are under way and every process, and wait for them. Idempotent.
 
-        A worker that does not come to an end by itself is killed after 0.3 s.
+        A worker that does not come to an end by itself is killed after 0.3 s, but not under its debugger.
         """
         runtime = self._close()
         if runtime is not None:

@@ -57,6 +57,9 @@ STARTING_GRACE: Final = 60.0
 STACK_PATIENCE: Final = 0.1
 STACK_POLL: Final = 0.004
 
+#: Seconds after which closing looks again whether the user is still in a worker's debugger.
+DEBUGGER_POLL: Final = 0.05
+
 #: Seconds after which a consumer that finds its batch ready passes through the loop all the same.
 LOOP_PASS: Final = 0.001
 

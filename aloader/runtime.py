@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import operator
 import os
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -159,8 +160,14 @@ class Runtime:
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
-    async def aclose(self) -> None:
+    def _in_debugger(self) -> bool:
+        """Whether the user is in a worker's debugger: then nothing is ended under his hands, unless by Ctrl-C."""
+        return any(not run.ended and run.crew.undisturbed == 0 for run in self._runs)
+
+    async def aclose(self, *, interrupted: bool = False) -> None:
         """End everything, on the loop."""
+        while not interrupted and self._in_debugger():  # noqa: ASYNC110  (a page of memory)
+            await asyncio.sleep(options.DEBUGGER_POLL)
         if self._private or self._loops:
             await in_thread(self._close_private)
         for run in list(self._runs):
@@ -171,8 +178,10 @@ class Runtime:
         if self._pool is not None:
             await in_thread(self._pool.close)
 
-    def close(self) -> None:
+    def close(self, *, interrupted: bool = False) -> None:
         """End everything, blocking."""
+        while not interrupted and self._in_debugger():
+            time.sleep(options.DEBUGGER_POLL)
         self._close_private()
         for run in list(self._runs):
             run.end()

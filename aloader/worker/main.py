@@ -22,6 +22,7 @@ from aloader.channel.messages import Ready, Start
 from aloader.channel.status import STACKS_SIGNAL, TASKS_SIGNAL, Doing, StatusPage, adopt
 from aloader.worker import concurrent, inline, seeds, tasks
 from aloader.worker.bench import Bench, guarded
+from aloader.worker.breakpoints import Breakpoints
 from aloader.worker.fetch import is_async
 
 try:
@@ -70,6 +71,7 @@ def _set_up(bench: Bench, load: Callable[[], Job], carried: bool) -> None:
     start = bench.start
     if carried:
         context.apply(start.context)
+    Breakpoints(bench.page, start.slot).install()
     job = load()
     seeds.become(start.slot, start.num_workers, start.base_seed, job.dataset)
     if carried:
