@@ -33,7 +33,7 @@ def go(loader, raised=()):
     batches = iter(loader)
     while True:
         try:
-            print("batch", next(batches).tolist(), flush=True)
+            print(f"batch {next(batches).tolist()}", flush=True)
         except StopIteration:
             break
         except raised:
@@ -92,7 +92,7 @@ def stop():
 loader = DataLoader(Data([3, 6], stop), batch_size=2, num_workers=1, timeout=1)
 async def main():
     async for batch in loader:
-        print("batch", batch.tolist(), flush=True)
+        print(f"batch {batch.tolist()}", flush=True)
 try:
     ITERATE
 except RuntimeError as error:
