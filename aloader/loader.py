@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Self, TypeVar, cast
@@ -18,8 +19,10 @@ from aloader.pool.limits import default_memory_limit, parse_bytes
 from aloader.pool.threads import in_thread
 from aloader.runtime import Runtime, begin_sampling, maker
 from aloader.stats import LoaderStats
+from aloader.worker import debug
 from aloader.worker.fetch import is_async
 from aloader.worker.here import InlineBatches, ThreadedBatches
+from aloader.worker.replay import replay
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -108,6 +111,8 @@ class DataLoader(TorchDataLoader[T_co]):
     def __iter__(self) -> Any:
         """A new epoch, for plain `for`. With `persistent_workers`, the one iterator begins anew, as torch's does."""
         runtime = self._open_runtime()
+        if debug.is_on():
+            return debug.Batches(runtime.debugged(self))
         if self.num_workers == 0:
             if self.is_async:
                 return runtime.privately(self)
@@ -122,9 +127,11 @@ class DataLoader(TorchDataLoader[T_co]):
             self._iterator = batches  # type: ignore[assignment]
         return batches
 
-    def __aiter__(self) -> AsyncBatches | ThreadedBatches:
+    def __aiter__(self) -> AsyncBatches | ThreadedBatches | debug.AsyncBatches:
         """A new epoch, for `async for`, on the running loop."""
         runtime = self._open_runtime()
+        if debug.is_on():
+            return debug.AsyncBatches(runtime.debugged(self, asyncio.get_running_loop()))
         if self.num_workers == 0:
             if self.is_async:
                 return AsyncBatches(runtime.here(self), runtime)
@@ -142,7 +149,7 @@ class DataLoader(TorchDataLoader[T_co]):
     async def start(self) -> Self:
         """Start the template of the workers ahead of the first epoch: importing torch takes it a second."""
         runtime = self._open_runtime()
-        if self.num_workers > 0:
+        if self.num_workers > 0 and not debug.is_on():
             await in_thread(runtime.pool(self).open)
         return self
 
@@ -156,7 +163,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __enter__(self) -> Self:
         runtime = self._open_runtime()
-        if self.num_workers > 0:
+        if self.num_workers > 0 and not debug.is_on():
             runtime.pool(self).open()
         return self
 
@@ -193,6 +200,15 @@ class DataLoader(TorchDataLoader[T_co]):
         if self._runtime is None:
             self._runtime = Runtime()
         return self._runtime
+
+    def replay(self, index: Any) -> Any:
+        """Fetch one sample in this process, as its error said: `dataset[index]`, and raise what it raises, as it is.
+
+        So a debugger finds it: `python -m pdb`, `%debug`. A sample of an async dataset is awaited on a loop of its
+        own, within the `async with` of a copy of the dataset. The same random numbers are not drawn again: they come
+        from this process's generators, as these are. The result is not collated.
+        """
+        return replay(self.dataset, index)
 
     def stats(self) -> LoaderStats:
         """What the latest epoch has done so far, and what the loader holds now. Cheap; callable at any time."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import operator
 import os
 import time
@@ -32,6 +33,8 @@ from aloader.pool.run import Run, snapshot
 from aloader.pool.threads import in_thread
 from aloader.sampling.source import is_pure, source_of
 from aloader.stats import LoaderStats
+from aloader.worker import debug
+from aloader.worker.emulation import Team
 from aloader.worker.here import Maker
 from aloader.worker.local import LocalCrew
 
@@ -57,6 +60,8 @@ class Settings(Protocol):
     is_async: bool
 
     @property
+    def closed(self) -> bool: ...
+    @property
     def multiprocessing_context(self) -> Any: ...
     @property
     def _auto_collation(self) -> bool: ...
@@ -77,6 +82,7 @@ class Runtime:
         self._loops: weakref.WeakSet[PrivateLoop] = weakref.WeakSet()  # also of iterators that have been dropped
         self._pool: WorkerPool | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self._team: Team | None = None  # in place of workers, with ALOADER_DEBUG
 
     # -- epochs ----------------------------------------------------------------------------------------------------
 
@@ -117,6 +123,25 @@ class Runtime:
         self._private.add(batches)
         self._loops.add(batches.loop)
         return batches
+
+    def debugged(self, loader: Settings, loop: asyncio.AbstractEventLoop | None = None) -> debug.Epoch:
+        """The next epoch in the caller's own steps (on this loop, if any), drawn and seeded as the other ways are."""
+        count, before = operator.index(loader.num_workers), self._team
+        if before is None:
+            logging.getLogger("aloader").warning(debug.IS_ON)
+        kept = before is not None and before.loop is loop and (loader.persistent_workers or not count)
+        indices: Any
+        indices, seed = (None, 0) if kept and count else begin_sampling(loader)
+        if before is None or not kept:
+            job = Job.of(loader.dataset, loader.collate_fn, loader.worker_init_fn)
+            forks = getattr(loader.multiprocessing_context, "get_start_method", str)() == "fork"
+            self._team = Team.of(job, count, seed, loop, forks=forks)
+        assert self._team is not None
+        source = source_of(loader._index_sampler, iter(loader._index_sampler) if count else indices)  # as the others
+        ahead = _bounds(loader, count).narrow_window if count else 0
+        finish, keep = pinning.pinner(loader.pin_memory), loader.persistent_workers or not count
+        plan = debug.Plan(source, ahead, loader._auto_collation, finish, loader, keep)
+        return debug.Epoch(self._team, plan, None if kept else before)
 
     def _local_run(self, loader: Settings, crew: LocalCrew) -> Run:
         indices, _ = begin_sampling(loader)
@@ -168,6 +193,8 @@ class Runtime:
         """End everything, on the loop."""
         while not interrupted and self._in_debugger():  # noqa: ASYNC110  (a page of memory)
             await asyncio.sleep(options.DEBUGGER_POLL)
+        if self._team is not None:
+            await self._team.aclose()
         if self._private or self._loops:
             await in_thread(self._close_private)
         for run in list(self._runs):
@@ -182,6 +209,8 @@ class Runtime:
         """End everything, blocking."""
         while not interrupted and self._in_debugger():
             time.sleep(options.DEBUGGER_POLL)
+        if self._team is not None:
+            self._team.close()
         self._close_private()
         for run in list(self._runs):
             run.end()

@@ -39,6 +39,7 @@ from aloader.channel.payload import Packed, address_of, pack
 from aloader.channel.status import Doing, StatusPage
 from aloader.worker.collation import collate_into, estimate
 from aloader.worker.fetch import Failed
+from aloader.worker.hints import hint
 
 
 class Collated(NamedTuple):
@@ -183,7 +184,7 @@ def blame(ticket: Ticket, position: int, batched: bool) -> str:
             index = next(itertools.islice(index, position, None))  # torch takes any iterable: a set, a dict's keys
         except StopIteration:  # an iterator, which is used up
             return f"while fetching the sample at position {position} of batch {ticket.seq}"
-    return f"while fetching sample {_shortly(index)} of batch {ticket.seq}"
+    return f"while fetching sample {_shortly(index)} of batch {ticket.seq}{hint(index)}"
 
 
 _MOST: Final = 200
