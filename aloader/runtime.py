@@ -141,7 +141,7 @@ class Runtime:
         ahead = _bounds(loader, count).narrow_window if count else 0
         finish, keep = pinning.pinner(loader.pin_memory), loader.persistent_workers or not count
         plan = debug.Plan(source, ahead, loader._auto_collation, finish, loader, keep)
-        return debug.Epoch(self._team, plan, None if kept else before)
+        return debug.Epoch(self._team, plan)
 
     def _local_run(self, loader: Settings, crew: LocalCrew) -> Run:
         indices, _ = begin_sampling(loader)

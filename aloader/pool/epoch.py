@@ -206,7 +206,7 @@ class Epoch:
     def on_lost(self, worker: Worker, exit: Exit) -> None:
         """A worker has died."""
         status = worker.page.read()
-        busy = status.doing in (Doing.FETCHING, Doing.COLLATING, Doing.WAITING) and status.epoch == self.number
+        busy = status.doing not in (Doing.STARTING, Doing.IDLE) and status.epoch == self.number
         sample = self._sample(status.epoch, status.seq, status.position)
         error = describe(worker, exit, sample, sample is not None)
         self.counts.lost += 1

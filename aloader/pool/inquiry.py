@@ -71,6 +71,8 @@ class PageInquiry:
 
     def _ask(self, epoch: int, seq: int) -> str:
         """Signal it. Returns why it cannot answer, where that is known."""
+        if STACKS_SIGNAL is None:
+            return "cannot say where it stands on this platform"
         process = Process.of(self._pid) if self._pid else None
         if process is None:
             return "has gone" if self._pid else "cannot say where it stands: it is being started"

@@ -65,6 +65,7 @@ def describe(worker: Worker, exit: Exit, sample: Any, known: bool) -> WorkerLost
     else:
         how = f"exited unexpectedly with code {exit.exit_code}"
     doing = {Doing.FETCHING: "fetching", Doing.COLLATING: "collating", Doing.WAITING: "waiting for memory"}
+    doing[Doing.DEBUGGING] = "its debugger was at work"
     what = f" while {doing[status.doing]}" if status.doing in doing else ""
     which = f" sample {sample!r}" if known and status.doing is Doing.FETCHING else ""
     batch = f" (batch {status.seq})" if status.seq >= 0 else ""

@@ -64,10 +64,9 @@ class Owner(Protocol):
 class Epoch:
     """One pass over the data, ticket by ticket: slots in turn, as many tickets drawn ahead as with workers."""
 
-    def __init__(self, team: Team, plan: Plan, before: Team | None) -> None:
+    def __init__(self, team: Team, plan: Plan) -> None:
         self.team = team
         self.plan = plan
-        self._before = before  # another epoch's, to be left first
         self._seq = 0
         self._tickets: deque[Any] = deque()
         self._over: BaseException | None = None  # what the sampler ended with
@@ -89,9 +88,6 @@ class Epoch:
         """
         if self.plan.owner.closed:
             raise LoaderClosed("the loader has been closed; make a new one")
-        before, self._before = self._before, None
-        if before is not None:
-            await before.aclose()
         if not self.plan.ahead and not self._tickets:
             self._draw()
         if not self._tickets:
