@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import operator
 import warnings
@@ -20,12 +21,14 @@ from aloader.pool.informed import Informed
 from aloader.pool.limits import cpus_allowed, default_memory_limit, parse_bytes, too_many_workers
 from aloader.pool.pool import WorkerPool
 from aloader.pool.threads import in_thread, running_loop
-from aloader.runtime import Runtime, begin_sampling, maker
+from aloader.runtime import Runtime
 from aloader.sampling.passes import Passes, tell_epoch
+from aloader.settings import begin_sampling, maker
 from aloader.stats import LoaderStats
-from aloader.worker import calls
+from aloader.worker import calls, debug
 from aloader.worker.fetch import is_async, is_iterable
 from aloader.worker.here import InlineBatches, ThreadedBatches
+from aloader.worker.replay import replay
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -144,6 +147,8 @@ class DataLoader(TorchDataLoader[T_co]):
     def __iter__(self) -> Any:
         """A new epoch, for plain `for`. With `persistent_workers`, the one iterator begins anew, as torch's does."""
         runtime = self._open_runtime()
+        if debug.is_on():
+            return debug.Batches(runtime.debugged(self))
         if self.num_workers == 0:
             if self.is_async:
                 return runtime.privately(self)
@@ -157,10 +162,12 @@ class DataLoader(TorchDataLoader[T_co]):
             self._iterator = batches  # type: ignore[assignment]
         return batches
 
-    def __aiter__(self) -> AsyncBatches | ThreadedBatches:
+    def __aiter__(self) -> AsyncBatches | ThreadedBatches | debug.AsyncBatches:
         """A new epoch, for `async for`, on the running loop."""
         running_loop()
         runtime = self._open_runtime()
+        if debug.is_on():
+            return debug.AsyncBatches(runtime.debugged(self, asyncio.get_running_loop()))
         if self.num_workers == 0:
             if self.is_async:
                 return AsyncBatches(runtime.here(self), runtime)
@@ -223,29 +230,33 @@ class DataLoader(TorchDataLoader[T_co]):
     async def start(self) -> Self:
         """Start the template of the workers ahead of the first epoch: importing torch takes it a second."""
         runtime = self._open_runtime()
-        if self.num_workers > 0:
+        if self.num_workers > 0 and not debug.is_on():
             await in_thread(runtime.pool(self).open)
         return self
 
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        runtime = self._close()
+        if runtime is not None:
+            await runtime.aclose(interrupted=kind is not None and not issubclass(kind, Exception))
 
     def __enter__(self) -> Self:
         runtime = self._open_runtime()
-        if self.num_workers > 0:
+        if self.num_workers > 0 and not debug.is_on():
             runtime.pool(self).open()
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        runtime = self._close()
+        if runtime is not None:
+            runtime.close(interrupted=kind is not None and not issubclass(kind, Exception))
 
     async def aclose(self) -> None:
         """End the epochs that are under way and every process, and wait for them. Idempotent.
 
-        A worker that does not come to an end by itself is killed after 0.3 s.
+        A worker that does not come to an end by itself is killed after 0.3 s, but not under its debugger.
         """
         runtime = self._close()
         if runtime is not None:
@@ -270,6 +281,15 @@ class DataLoader(TorchDataLoader[T_co]):
         if self._runtime is None:
             self._runtime = Runtime()
         return self._runtime
+
+    def replay(self, index: Any) -> Any:
+        """Fetch one sample in this process, as its error said: `dataset[index]`, and raise what it raises, as it is.
+
+        So a debugger finds it: `python -m pdb`, `%debug`. A sample of an async dataset is awaited on a loop of its
+        own, within the `async with` of a copy of the dataset. The same random numbers are not drawn again: they come
+        from this process's generators, as these are. The result is not collated.
+        """
+        return replay(self.dataset, index)
 
     def stats(self) -> LoaderStats:
         """What the latest epoch has done so far, and what the loader holds now. Cheap; callable at any time."""

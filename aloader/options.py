@@ -61,6 +61,13 @@ CLOSE_GRACE: Final = 0.3
 #: Seconds beyond `timeout` that workers have to start: they import what the dataset needs.
 STARTING_GRACE: Final = 60.0
 
+#: Seconds that a worker has to say where it is stuck; how often it is looked for (both drivers wait meanwhile).
+STACK_PATIENCE: Final = 0.1
+STACK_POLL: Final = 0.004
+
+#: Seconds after which closing looks again whether the user is still in a worker's debugger.
+DEBUGGER_POLL: Final = 0.05
+
 #: Seconds after which a consumer that finds its batch ready passes through the loop all the same.
 LOOP_PASS: Final = 0.001
 

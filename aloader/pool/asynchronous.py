@@ -145,22 +145,36 @@ class AsyncBatches:
             while not run.epoch.available and watcher.failure is None:
                 patience = run.patience(loop.time() - since)
                 if patience == 0:
-                    raise run.late()
+                    await self._raise_late()
+                    continue
                 if run.crew.unseated:
                     run.crew.insist()
                     patience = min(options.SEAT_PATIENCE, patience if patience is not None else math.inf)
-                watcher.waiter = loop.create_future()
-                alarm = None if patience is None else loop.call_later(patience, watcher.wake)
-                try:
-                    await watcher.waiter
-                finally:
-                    if alarm is not None:
-                        alarm.cancel()
+                await self._pause(patience)
                 if starting and run.crew.ready:
                     since, starting = loop.time(), False
         finally:
             watcher.waiter = None
             self._passed = time.perf_counter()
+
+    async def _raise_late(self) -> None:
+        """Ask where its worker is stuck, and raise torch's error; unless the batch comes meanwhile."""
+        late = self.run.inquire()
+        while not late.over():
+            await self._pause(options.STACK_POLL)
+        if not self.run.epoch.available and self._watcher.failure is None:
+            raise self.run.late(late)
+
+    async def _pause(self, seconds: float | None) -> None:
+        """Wait until something has happened, at most so many seconds."""
+        watcher = self._watcher
+        watcher.waiter = watcher.loop.create_future()
+        alarm = None if seconds is None else watcher.loop.call_later(seconds, watcher.wake)
+        try:
+            await watcher.waiter
+        finally:
+            if alarm is not None:
+                alarm.cancel()
 
     def _end(self) -> None:
         """The epoch is over: natural end or failure."""

@@ -120,7 +120,8 @@ class Batches:
         while not run.epoch.available:
             patience = run.patience(time.perf_counter() - since)
             if patience == 0:
-                raise run.late()
+                self._raise_late(run)
+                continue
             if run.crew.unseated:
                 run.crew.insist()
                 patience = min(options.SEAT_PATIENCE, patience if patience is not None else math.inf)
@@ -128,6 +129,13 @@ class Batches:
             if starting and run.crew.ready:
                 since, starting = time.perf_counter(), False
 
+    def _raise_late(self, run: Run) -> None:
+        """Ask where its worker is stuck, and raise torch's error; unless the batch comes meanwhile."""
+        late = run.inquire()
+        while not late.over():
+            self._watcher.wait(options.STACK_POLL)
+        if not run.epoch.available:
+            raise run.late(late)
     @property
     def _workers(self) -> list[WorkerProcess]:
         return workers_of(self.run, self._watcher.wait)

@@ -7,8 +7,10 @@ A crew is driven from outside: a `Watcher` says when a descriptor is readable, a
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -166,6 +168,12 @@ class Crew:
     def ready(self) -> bool:
         """Whether any worker has said that it is ready."""
         return any(worker.pid for worker in self.workers.values())
+
+    @property
+    def undisturbed(self) -> float:
+        """Seconds since the user was last in a worker's debugger: 0 while somebody is, infinity if nobody ever was."""
+        left = max((worker.page.debugger_left for worker in self.workers.values()), default=0.0)
+        return max(0.0, time.monotonic() - left) if left else math.inf
 
     @property
     def alive(self) -> int:

@@ -18,7 +18,7 @@ from aloader import errors
 from aloader.channel.faults import unpack_fault
 from aloader.channel.messages import Granted, Ticket
 from aloader.channel.status import Doing
-from aloader.engine import Dispatcher, DispatcherConfig
+from aloader.engine import Awaited, Dispatcher, DispatcherConfig
 from aloader.engine.events import (
     Assign,
     BatchArrived,
@@ -177,12 +177,17 @@ class Epoch:
             what = status.doing.name.lower()
             sample = self._sample(status.epoch, status.seq, status.position)
             lines.append(
-                f"worker {worker.slot} (pid {worker.pid or 'starting'}): {what}"
+                f"worker {worker.slot} (pid {worker.pid or worker.page.pid or 'starting'}): {what}"
                 + (f" sample {sample!r}" if sample is not None and status.doing is Doing.FETCHING else "")
                 + (f" of batch {status.seq}" if status.seq >= 0 else "")
                 + (f" for {seconds:.1f} s" if status.since else "")
             )
         return "; ".join(lines)
+
+    @property
+    def awaited(self) -> Awaited | None:
+        """The batch that is waited for, and whose it is."""
+        return self._dispatcher.awaited()
 
     @property
     def statistics(self) -> Any:
@@ -223,7 +228,7 @@ class Epoch:
     def on_lost(self, worker: Worker, exit: Exit) -> None:
         """A worker has died."""
         status = worker.page.read()
-        busy = status.doing in (Doing.FETCHING, Doing.COLLATING, Doing.WAITING) and status.epoch == self.number
+        busy = status.doing not in (Doing.STARTING, Doing.IDLE) and status.epoch == self.number
         sample = self._sample(status.epoch, status.seq, status.position)
         error = describe(worker, exit, sample, sample is not None)
         if self._shares:

@@ -9,8 +9,10 @@ from typing import Any, Protocol
 from aloader import options
 from aloader.channel.job import Carried, Job
 from aloader.channel.roles import Watcher
+from aloader.errors import LoaderTimeout
 from aloader.pool.crew import Crew
 from aloader.pool.epoch import Epoch
+from aloader.pool.inquiry import Late
 from aloader.pool.pool import Installed, WorkerPool
 from aloader.stats import LoaderStats
 
@@ -92,20 +94,22 @@ class Run:
     def patience(self, waited: float) -> float | None:
         """Seconds that a consumer who has waited for `waited` goes on waiting; None: without end; 0: it is late.
 
-        The time that workers take to start does not count, within reason.
+        The time that workers take to start does not count, within reason; nor what the user spends in their debugger.
         """
         if not self.batch_timeout:
             return None
+        waited = min(waited, self.crew.undisturbed)
         if self.crew.ready:
             return max(0.0, self.batch_timeout - waited)
         return max(0.0, min(self.batch_timeout, self.batch_timeout + options.STARTING_GRACE - waited))
 
-    def late(self) -> RuntimeError:
+    def inquire(self) -> Late:
+        """No batch has come in time: ask the worker that it is waited for where it is stuck."""
+        return Late(self.crew, self.epoch)
+
+    def late(self, inquiry: Late) -> LoaderTimeout:
         """The error for a batch that has not come in time: torch's words first."""
-        return RuntimeError(
-            f"DataLoader timed out after {self.batch_timeout} seconds; {self.epoch.late()}. "
-            "Iterating again waits again: nothing is lost."
-        )
+        return inquiry.error(f"DataLoader timed out after {self.batch_timeout} seconds")
 
 
 def snapshot(run: Run | None) -> LoaderStats:

@@ -44,6 +44,7 @@ from aloader.worker.calls import Calls
 from aloader.worker.collation import collate_into, estimate
 from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, fetch_inline
+from aloader.worker.hints import hint
 from aloader.worker.stream import Dry, Stream
 
 
@@ -230,7 +231,7 @@ def blame(ticket: Ticket, position: int, batched: bool, iterable: bool = False) 
             index = next(itertools.islice(index, position, None))  # torch takes any iterable: a set, a dict's keys
         except StopIteration:  # an iterator, which is used up
             return f"while fetching the sample at position {position} of batch {ticket.seq}"
-    return f"while fetching sample {_shortly(index)} of batch {ticket.seq}"
+    return f"while fetching sample {_shortly(index)} of batch {ticket.seq}{hint(index)}"
 
 
 def _unsharded(dataset: Any, num_workers: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import signal
 import socket
@@ -18,9 +19,10 @@ from aloader.channel import context, flags
 from aloader.channel.job import Job, run_setup
 from aloader.channel.link import Link
 from aloader.channel.messages import Message, Ready, Start
-from aloader.channel.status import Doing, adopt
-from aloader.worker import concurrent, cuda, inline, seeds
+from aloader.channel.status import STACKS_SIGNAL, TASKS_SIGNAL, Doing, StatusPage, adopt
+from aloader.worker import concurrent, cuda, inline, seeds, tasks
 from aloader.worker.bench import Bench, guarded
+from aloader.worker.breakpoints import Breakpoints
 from aloader.worker.fetch import is_async
 
 try:
@@ -40,6 +42,7 @@ def run(end: socket.socket, status: int, load: Callable[[], Job], *, carried: bo
     torch.set_num_threads(1)
     _name_thread("pt_data_worker")  # as profilers and `top -H` show torch's workers
     link, page = Link(end), adopt(status)
+    _answer_where_it_stands(page)
     os.register_at_fork(after_in_child=link.close)  # a process of the user's must not keep the link open
     try:
         messages = _first_messages(link)
@@ -77,6 +80,7 @@ def _first_messages(link: Link) -> list[Message]:
 
 def _set_up(bench: Bench, load: Callable[[], Job], carried: bool, settled: bytes) -> None:
     start = bench.start
+    Breakpoints(bench.page, start.slot).install()
     job = _taken_over(start, load, settled) if carried else load()
     if not carried and job.worker_setup is not None:
         run_setup(job.worker_setup)
@@ -116,7 +120,17 @@ def _serve(bench: Bench) -> None:
         except inline.TurnsAsync as turn:
             begun = turn
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        loop = runner.get_loop()
+        if TASKS_SIGNAL is not None:
+            loop.add_signal_handler(TASKS_SIGNAL, tasks.answer, loop, bench.page)
         runner.run(concurrent.serve(bench, begun))
+
+
+def _answer_where_it_stands(page: StatusPage) -> None:
+    """Dump all threads on a signal of the parent's, in C: also from a call that keeps the interpreter's lock."""
+    if STACKS_SIGNAL is not None:
+        faulthandler.register(STACKS_SIGNAL, file=page.fileno(), all_threads=True)
+        page.can_be_signalled()
 
 
 def adopt_main_classes() -> None:
