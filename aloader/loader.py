@@ -8,22 +8,30 @@ from typing import Any, Final, Self, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Sampler
+from torch.utils.data import IterableDataset, Sampler
 
 from aloader import arguments
 from aloader.errors import LoaderClosed
 from aloader.pool.asynchronous import AsyncBatches
 from aloader.pool.blocking import Batches
 from aloader.pool.limits import default_memory_limit, parse_bytes
+from aloader.pool.pool import WorkerPool
 from aloader.pool.threads import in_thread
 from aloader.runtime import Runtime, begin_sampling, maker
 from aloader.stats import LoaderStats
-from aloader.worker.fetch import is_async
+from aloader.worker.fetch import is_async, is_iterable
 from aloader.worker.here import InlineBatches, ThreadedBatches
 
 T_co = TypeVar("T_co", covariant=True)
 
 _TORCH_HAS_IN_ORDER: Final = "in_order" in inspect.signature(TorchDataLoader.__init__).parameters
+
+
+class _ReadFromTheFront(IterableDataset[Any]):
+    """What torch's checks see of a dataset that only `async for` can read: an iterable one."""
+
+    def __iter__(self) -> Any:
+        raise NotImplementedError
 
 
 class DataLoader(TorchDataLoader[T_co]):
@@ -37,6 +45,10 @@ class DataLoader(TorchDataLoader[T_co]):
     worker_setup: a function without arguments that runs in the workers before the dataset is loaded: once for all of
         them in the process that they are forked from, or in each with a `multiprocessing_context`. For what a worker
         does not take over by itself. Not run without workers.
+
+    pool: a `WorkerPool` to take the workers from, which other loaders use too. Without `num_workers`, this loader has
+        a share of it: its processes divided by the number of loaders on it when an epoch begins. Give `num_workers`
+        where random augmentation has to come out the same: torch ties it to the number of workers.
 
     `prefetch_factor` bounds how many batches a worker may hold; for an async dataset it defaults to what keeps its
     concurrency filled. Nothing is started by the constructor. Use `async with` or `with`, `aclose()` or `close()` to
@@ -70,13 +82,19 @@ class DataLoader(TorchDataLoader[T_co]):
         concurrency: int | None = None,
         memory_limit: int | str | None = None,
         worker_setup: Callable[[], object] | None = None,
+        pool: WorkerPool | None = None,
     ) -> None:
         arguments.check_num_workers(num_workers)
         arguments.check_worker_setup(worker_setup)
+        arguments.check_pool(pool, multiprocessing_context)
+        elastic = pool is not None and num_workers == 0
+        if pool is not None and elastic:
+            num_workers = pool.num_workers
         asynchronous = is_async(dataset)
         light = num_workers == 0 and asynchronous  # an async dataset on the user's own loop takes more arguments
+        iterable = is_iterable(dataset)
         super().__init__(
-            dataset,
+            _ReadFromTheFront() if iterable and not isinstance(dataset, IterableDataset) else dataset,
             batch_size,
             shuffle,
             sampler,
@@ -94,6 +112,7 @@ class DataLoader(TorchDataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             **({"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}),
         )
+        self.__dict__["dataset"] = dataset  # one that is iterable, and not torch's, was known to torch under its name
         arguments.check_dataset(self)
         arguments.check_more(self, light, prefetch_factor, concurrency)
         if light:
@@ -102,9 +121,14 @@ class DataLoader(TorchDataLoader[T_co]):
         self.worker_setup = worker_setup
         self.concurrency = concurrency
         self.memory_limit = memory_limit
+        self.pool = pool
+        self._elastic = elastic
+        if pool is not None:
+            pool.loaders.add(self)
         self.memory_bytes = default_memory_limit() if memory_limit is None else parse_bytes(memory_limit)
         self.explicit_prefetch = prefetch_factor
         self.is_async = asynchronous
+        self.is_iterable = iterable
         self._runtime: Runtime | None = None
         self._stats = LoaderStats()
         self._closed = False

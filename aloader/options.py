@@ -52,6 +52,9 @@ CAPTURED_BYTES: Final = 100 * MIB
 HEAVY_SECONDS: Final = 1.0
 HEAVY_BYTES: Final = (8 * MIB, 100 * MIB)
 
+#: Seconds after which a consumer that waits for a worker without a process looks again whether a shared pool is idle.
+SEAT_PATIENCE: Final = 0.05
+
 #: Seconds that a worker has to close its dataset before it is killed.
 CLOSE_GRACE: Final = 0.3
 

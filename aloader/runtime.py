@@ -20,19 +20,23 @@ import torch
 from aloader import options
 from aloader.channel import context
 from aloader.channel.job import Carried, Job
+from aloader.channel.roles import Who
 from aloader.device import pinning
 from aloader.engine import DispatcherConfig
+from aloader.errors import LoaderClosed
 from aloader.pool.asynchronous import AsyncBatches, finish
-from aloader.pool.crew import Crew, Who
+from aloader.pool.crew import Crew
 from aloader.pool.epoch import Epoch
-from aloader.pool.pool import WorkerPool
+from aloader.pool.notices import LengthWatch, Notices
+from aloader.pool.pool import Installed, WorkerPool
 from aloader.pool.private import PrivateLoop, PrivateLoopBatches
 from aloader.pool.run import Run, snapshot
 from aloader.pool.threads import in_thread
-from aloader.sampling.source import is_pure, source_of
+from aloader.sampling.source import SharesSource, is_pure, source_of
 from aloader.stats import LoaderStats
 from aloader.worker.here import Maker
 from aloader.worker.local import LocalCrew
+from aloader.worker.stream import Stream
 
 
 class Settings(Protocol):
@@ -40,6 +44,7 @@ class Settings(Protocol):
 
     dataset: Any
     batch_size: int | None
+    drop_last: bool
     num_workers: int
     collate_fn: Callable[[Any], Any]
     pin_memory: bool
@@ -51,10 +56,13 @@ class Settings(Protocol):
     persistent_workers: bool
     in_order: bool
     concurrency: int | None
+    pool: WorkerPool | None
     explicit_prefetch: int | None
     memory_limit: int | str | None
     memory_bytes: int
     is_async: bool
+    is_iterable: bool
+    _elastic: bool
 
     @property
     def multiprocessing_context(self) -> Any: ...
@@ -72,10 +80,14 @@ class Runtime:
         self._local: LocalCrew | None = None  # the same without processes
         self._last: Run | None = None
         self._numbers = itertools.count(1)
+        self._notices = Notices()
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._private: weakref.WeakSet[PrivateLoopBatches] = weakref.WeakSet()
         self._loops: weakref.WeakSet[PrivateLoop] = weakref.WeakSet()  # also of iterators that have been dropped
         self._pool: WorkerPool | None = None
+        self._shared = False  # the pool is the user's
+        self._crews: weakref.WeakSet[Crew] = weakref.WeakSet()  # on a shared pool
+        self._installed = Installed()
         self._thread: ThreadPoolExecutor | None = None
 
     # -- epochs ----------------------------------------------------------------------------------------------------
@@ -96,10 +108,12 @@ class Runtime:
             surroundings = context.capture()
             carried = pool.pickle(job, surroundings)
             crew = pool.crew(_who(loader, seed, surroundings))
+            self._crews.add(crew)
             if loader.persistent_workers:
                 self._crew = crew
-        source = source_of(loader._index_sampler, iter(loader._index_sampler))  # torch, too, asks for it again here
-        return self._run(loader, pool, crew, source, loader.num_workers, (job, carried), loader.persistent_workers)
+        source = _source(loader, iter(loader._index_sampler))  # torch, too, asks for it again here
+        slots = crew.who.num_workers
+        return self._run(loader, pool, crew, source, slots, (job, carried), loader.persistent_workers)
 
     def here(self, loader: Settings) -> Run:
         """The next epoch of an async dataset on the running loop, on which it is opened once."""
@@ -120,7 +134,7 @@ class Runtime:
 
     def _local_run(self, loader: Settings, crew: LocalCrew) -> Run:
         indices, _ = begin_sampling(loader)
-        source = source_of(loader._index_sampler, indices)
+        source = _source(loader, indices)
         return self._run(loader, None, crew, source, 1, (None, None), True)
 
     def _run(
@@ -133,19 +147,30 @@ class Runtime:
         work: tuple[Job | None, Carried | None],
         kept: bool,
     ) -> Run:
-        epoch = Epoch(crew, next(self._numbers), source, _bounds(loader, slots), pinning.pinner(loader.pin_memory))
-        self._last = run = Run(pool, crew, epoch, source, work[0], work[1], kept, loader.timeout)
+        number, bounds = next(self._numbers), _bounds(loader, slots)
+        epoch = Epoch(crew, number, source, bounds, finisher(loader), self._notices.warn)
+        run = Run(pool, crew, epoch, source, work[0], work[1], kept, loader.timeout, self._installed)
+        self._last = run
         self._runs.add(run)
         return run
 
     # -- what they run on ------------------------------------------------------------------------------------------
 
     def pool(self, loader: Settings) -> WorkerPool:
-        """The loader's own pool."""
+        """The loader's own pool, or the one that it shares."""
         if self._pool is None:
-            count = operator.index(loader.num_workers)
-            self._pool = WorkerPool(count, multiprocessing_context=loader.multiprocessing_context)
-            weakref.finalize(self, self._pool.drop)  # pool and crews know each other: no reference count would end them
+            self._shared = loader.pool is not None
+            if loader.pool is not None:
+                self._pool = loader.pool
+                weakref.finalize(self, _end_crews, self._crews)
+            else:
+                count = operator.index(loader.num_workers)
+                self._pool = WorkerPool(count, multiprocessing_context=loader.multiprocessing_context)
+                self._pool.seats.count = None  # several epochs may run at once, each with all its workers
+                # Pool and crews know each other: no reference count would end them.
+                weakref.finalize(self, self._pool.drop)
+        if self._pool.closed:
+            raise LoaderClosed("the pool of this loader has been closed; make a new one, and a loader on it")
         return self._pool
 
     def thread(self) -> ThreadPoolExecutor:
@@ -169,8 +194,10 @@ class Runtime:
         if self._local is not None:
             await self._local.aclose()
         self._end_thread()
-        if self._pool is not None:
+        if self._pool is not None and not self._shared:
             await in_thread(self._pool.close)
+        elif self._pool is not None:
+            _end_crews(self._crews)
 
     def close(self) -> None:
         """End everything, blocking."""
@@ -180,8 +207,10 @@ class Runtime:
         if self._local is not None:
             self._local.abandon()
         self._end_thread()
-        if self._pool is not None:
+        if self._pool is not None and not self._shared:
             self._pool.close()
+        elif self._pool is not None:
+            _end_crews(self._crews)
 
     def _close_private(self) -> None:
         for private in list(self._private):
@@ -203,9 +232,30 @@ def begin_sampling(loader: Settings) -> tuple[Any, int]:
     return indices, seed
 
 
+def _end_crews(crews: weakref.WeakSet[Crew]) -> None:
+    """End the workers that a loader has on a pool that goes on."""
+    for crew in list(crews):
+        crew.end()
+        crew.detach()
+
+
 def maker(loader: Settings) -> Maker:
     """What makes the batches of an ordinary dataset in this process."""
-    return Maker(loader.dataset, loader.collate_fn, loader._auto_collation, pinning.pinner(loader.pin_memory))
+    stream = Stream(loader.dataset, loader.drop_last) if loader.is_iterable else None
+    return Maker(loader.dataset, loader.collate_fn, loader._auto_collation, finisher(loader), stream)
+
+
+def finisher(loader: Settings) -> Callable[[Any], Any] | None:
+    """What is done with each batch before the user gets it."""
+    pin = pinning.pinner(loader.pin_memory)
+    length = getattr(loader, "_IterableDataset_len_called", None) if loader.is_iterable else None
+    return pin if length is None else LengthWatch(loader.dataset, length, loader.num_workers, pin)
+
+
+def _source(loader: Settings, indices: Any) -> Any:
+    if loader.is_iterable:
+        return SharesSource(loader.batch_size)
+    return source_of(loader._index_sampler, indices)
 
 
 def _local_crew(loader: Settings) -> LocalCrew:
@@ -213,8 +263,16 @@ def _local_crew(loader: Settings) -> LocalCrew:
 
 
 def _who(loader: Settings, seed: int, surroundings: bytes) -> Who:
-    slots = max(1, loader.num_workers)  # without processes, one slot that is always filled
-    return Who(0, slots, seed, _share(loader), _in_threads(loader), loader._auto_collation, surroundings)
+    slots = max(1, workers_of(loader))  # without processes, one slot that is always filled
+    kind = loader.is_iterable, loader.drop_last
+    return Who(0, slots, seed, _share(loader), _in_threads(loader), loader._auto_collation, surroundings, *kind)
+
+
+def workers_of(loader: Settings) -> int:
+    """How many workers an epoch has. On a shared pool, where the loader does not say: its share of the seats."""
+    if loader.pool is None or not loader._elastic:
+        return loader.num_workers
+    return max(1, loader.pool.num_workers // max(1, len(loader.pool.loaders)))
 
 
 def _in_threads(loader: Settings) -> bool:
@@ -223,10 +281,11 @@ def _in_threads(loader: Settings) -> bool:
 
 def _share(loader: Settings) -> int:
     """Samples that one worker may have in flight."""
+    workers = workers_of(loader)
     if loader.concurrency is not None:
-        return max(1, loader.concurrency // max(1, loader.num_workers))
+        return max(1, loader.concurrency // max(1, workers))
     total = options.CONCURRENCY // max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
-    return options.share_of(total, loader.num_workers) if loader.num_workers else max(1, total)
+    return options.share_of(total, workers) if workers else max(1, total)
 
 
 def _bounds(loader: Settings, slots: int) -> DispatcherConfig:
@@ -235,10 +294,22 @@ def _bounds(loader: Settings, slots: int) -> DispatcherConfig:
     if loader.explicit_prefetch is None and (loader.is_async or _in_threads(loader)):
         credit = options.async_credit(_share(loader), loader.batch_size or 1)
     narrow = credit * slots
-    wide = 2 * narrow if is_pure(loader._index_sampler) else narrow
+    shares = loader.is_iterable
+    wide = 2 * narrow if shares or is_pure(loader._index_sampler) else narrow
     own_bounds = loader.explicit_prefetch is not None or loader.memory_limit is not None or loader.is_async
     lean = None if own_bounds else options.LEAN_BYTES
     restarts = options.MAX_WORKER_RESTARTS + slots  # the loss of the template takes every worker, and is one fault
+    memory = loader.memory_bytes
+    if loader.pool is not None and loader.memory_limit is None:
+        memory //= max(1, len(loader.pool.loaders))
     return DispatcherConfig(
-        slots, credit, wide, narrow, loader.memory_bytes, loader.in_order, lean, max_restarts=restarts
+        slots,
+        credit,
+        wide,
+        narrow,
+        memory,
+        loader.in_order,
+        lean,
+        max_restarts=0 if shares else restarts,
+        interchangeable=shares,
     )

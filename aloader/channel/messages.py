@@ -29,11 +29,16 @@ class Start(NamedTuple):
     threads: bool
     auto_collation: bool
     context: bytes
+    iterable: bool = False
+    drop_last: bool = False
     flags: bytes = b""
 
 
 class Ticket(NamedTuple):
-    """Work for one batch. Up to `allowance` bytes may be collated without asking."""
+    """Work for one batch. Up to `allowance` bytes may be collated without asking.
+
+    Of an iterable dataset `indices` is the number of samples, None for a single one that is not batched.
+    """
 
     dataset: int
     epoch: int
@@ -127,6 +132,20 @@ class Failure(NamedTuple):
     fault: bytes
 
 
+class RanDry(NamedTuple):
+    """A ticket of an iterable dataset for which nothing was left: nor will there be for later ones of the epoch."""
+
+    dataset: int
+    epoch: int
+    seq: int
+
+
+class Notice(NamedTuple):
+    """Something that the user should know, in words."""
+
+    text: str
+
+
 Message = (
     Start
     | Ticket
@@ -141,6 +160,8 @@ Message = (
     | Need
     | Batch
     | Failure
+    | RanDry
+    | Notice
 )
 
 KINDS: Final[tuple[type[Message], ...]] = (
@@ -157,5 +178,7 @@ KINDS: Final[tuple[type[Message], ...]] = (
     Need,
     Batch,
     Failure,
+    RanDry,
+    Notice,
 )
 TAGS: Final[dict[type[Message], int]] = {kind: tag for tag, kind in enumerate(KINDS)}

@@ -153,9 +153,40 @@ class Work:
             del self.tickets[blamed.seq]
         return blamed
 
+    def run_dry(self, slot: Slot, seq: int) -> list[int]:
+        """Its worker makes nothing from `seq` on: the seqs that nobody will work on. What it had begun before stays."""
+        if slot.dry:
+            return []
+        dropped = self._drop(slot, seq)
+        slot.dry = True
+        slot.lane.update(slot)
+        return dropped + self._leave_lane(slot)
+
+    def abandon(self, slot: Slot) -> list[int]:
+        """Give up a slot with all that its worker had: the seqs that nobody will work on."""
+        dropped = self._drop(slot, 0)
+        slot.ready = False
+        slot.lane.update(slot)
+        return dropped + self.end(slot)
+
+    def _drop(self, slot: Slot, first: int) -> list[int]:
+        """Forget what a slot holds from `first` on."""
+        queue = slot.lane.queue
+        if queue:
+            self.tickets[queue[0]].wants = None  # its lane may have no taker any more
+        dropped = [seq for seq in slot.held if seq >= first]
+        for seq in dropped:
+            ticket = self.let_go(slot.index, slot.generation, seq)
+            assert ticket is not None
+            self.memory.reserve(ticket, 0)
+        return dropped
+
     def end(self, slot: Slot) -> list[int]:
         """Give up a slot that holds nothing: the seqs that nobody will work on, since it was the last of its lane."""
         slot.ended = True
+        return [] if slot.dry else self._leave_lane(slot)
+
+    def _leave_lane(self, slot: Slot) -> list[int]:
         lane = slot.lane
         lane.live -= 1
         if lane.live:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 import weakref
 from collections.abc import Callable
@@ -135,6 +136,9 @@ class AsyncBatches:
                 patience = run.patience(loop.time() - since)
                 if patience == 0:
                     raise run.late()
+                if run.crew.unseated:
+                    run.crew.insist()
+                    patience = min(options.SEAT_PATIENCE, patience if patience is not None else math.inf)
                 watcher.waiter = loop.create_future()
                 alarm = None if patience is None else loop.call_later(patience, watcher.wake)
                 try:
@@ -152,7 +156,7 @@ class AsyncBatches:
         """The epoch is over: natural end or failure."""
         self._finalizer.detach()
         self.run.end()
-        self.run.crew.detach()
+        self.run.crew.detach(self.run.epoch)
 
     async def aclose(self) -> None:
         """End the epoch, and wait for workers that are not kept. Idempotent; nobody else may be waiting in it."""
@@ -171,7 +175,7 @@ async def finish(run: Run) -> None:
         run.end()
         if not run.persistent:
             await _all_gone(run)
-    run.crew.detach()
+    run.crew.detach(run.epoch)
 
 
 async def _all_gone(run: Run) -> None:
@@ -212,7 +216,7 @@ def _abandon(run: Run, loop: asyncio.AbstractEventLoop) -> None:
 
     def end() -> None:
         run.end()
-        run.crew.detach()
+        run.crew.detach(run.epoch)
 
     if loop.is_running():
         loop.call_soon_threadsafe(end)

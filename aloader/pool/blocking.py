@@ -30,6 +30,9 @@ class PollWatcher:
         """Call back when `fd` can be written to."""
         self._set(fd, select.POLLOUT, callback)
 
+    def wake(self) -> None:
+        """Nobody waits while somebody else runs: it is one thread."""
+
     def wait(self, timeout: float | None) -> None:
         """Wait for something to happen, at most `timeout` seconds, and call back."""
         for fd, events in self._poll.poll(None if timeout is None else math.ceil(timeout * 1000)):
@@ -97,7 +100,7 @@ class Batches:
             counts.wait_seconds += self._since - began
             if epoch.finished:
                 run.end()
-                run.crew.detach()
+                run.crew.detach(run.epoch)
 
     def _wait_for_batch(self, run: Run) -> None:
         since, starting = time.perf_counter(), not run.crew.ready
@@ -105,6 +108,9 @@ class Batches:
             patience = run.patience(time.perf_counter() - since)
             if patience == 0:
                 raise run.late()
+            if run.crew.unseated:
+                run.crew.insist()
+                patience = min(options.SEAT_PATIENCE, patience if patience is not None else math.inf)
             self._watcher.wait(patience)
             if starting and run.crew.ready:
                 since, starting = time.perf_counter(), False
@@ -121,7 +127,7 @@ class Batches:
         deadline = time.monotonic() + 2 * options.CLOSE_GRACE
         while not was_ended and not run.persistent and run.crew.alive and time.monotonic() < deadline:
             self._watcher.wait(0.05)
-        run.crew.detach()
+        run.crew.detach(run.epoch)
 
     def __getstate__(self) -> Any:
         raise NotImplementedError(f"{type(self).__name__} cannot be pickled")
@@ -130,4 +136,4 @@ class Batches:
 def _abandon(run: Run) -> None:
     """The iterator has been dropped."""
     run.end()
-    run.crew.detach()
+    run.crew.detach(run.epoch)

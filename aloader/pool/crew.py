@@ -12,7 +12,7 @@ import select
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from aloader import options
 from aloader.channel.link import Link, pair
@@ -23,35 +23,20 @@ from aloader.channel.messages import (
     Message,
     Need,
     NewSegment,
+    Notice,
+    RanDry,
     Ready,
     Retire,
     Start,
     Stop,
     Unmapped,
 )
+from aloader.channel.roles import Listener, Watcher, Who
 from aloader.channel.status import StatusPage
+from aloader.pool.seats import Seats
 from aloader.pool.starter import Exit, Loaded, Starter
 from aloader.pool.threads import dispose
 from aloader.pool.workers import Arrived, Worker
-
-
-class Watcher(Protocol):
-    """Calls back when a descriptor can be read (or written to)."""
-
-    def reading(self, fd: int, callback: Callable[[], None] | None) -> None: ...
-    def writing(self, fd: int, callback: Callable[[], None] | None) -> None: ...
-
-
-class Listener(Protocol):
-    """Who hears what the workers say: an epoch."""
-
-    number: int
-
-    def on_ready(self, worker: Worker) -> None: ...
-    def on_batch(self, worker: Worker, seq: int, nbytes: int, batch: Any, seconds: tuple[float, float]) -> None: ...
-    def on_failure(self, worker: Worker, seq: int, fault: bytes | BaseException) -> None: ...
-    def on_need(self, worker: Worker, seq: int, nbytes: int) -> None: ...
-    def on_lost(self, worker: Worker, exit: Exit) -> None: ...
 
 
 class Host(Protocol):
@@ -59,20 +44,11 @@ class Host(Protocol):
 
     @property
     def starter(self) -> Starter: ...
+    @property
+    def seats(self) -> Seats: ...
+    def insist(self, crew: Crew) -> None: ...
     def new_key(self, crew: Crew) -> int: ...
     def read_reports(self) -> None: ...
-
-
-class Who(NamedTuple):
-    """What all workers of a crew are told about themselves."""
-
-    dataset: int
-    num_workers: int
-    base_seed: int
-    concurrency: int
-    threads: bool
-    auto_collation: bool
-    context: bytes
 
 
 class Crew:
@@ -104,7 +80,16 @@ class Crew:
         loaded.users.add(self)
 
     def launch(self, slot: int, generation: int) -> None:
-        """Start a worker. It says that it is ready by itself."""
+        """Start a worker, as soon as the pool has a seat for it. It says that it is ready by itself."""
+        if self._host.seats.take(self, slot, generation):
+            try:
+                self.launch_now(slot, generation)
+            except BaseException:
+                self._host.seats.give_back()
+                raise
+
+    def launch_now(self, slot: int, generation: int) -> None:
+        """Start a worker in a seat that it has."""
         mine, theirs = pair()
         try:
             page, status = StatusPage.create()
@@ -114,21 +99,7 @@ class Crew:
             raise
         worker = Worker(slot, generation, self._host.new_key(self), Link(mine), page)
         self.workers[slot] = self._by_key[worker.key] = worker
-        who = self.who
-        worker.link.send(
-            Start(
-                who.dataset,
-                slot,
-                generation,
-                who.num_workers,
-                who.base_seed,
-                who.concurrency,
-                who.threads,
-                who.auto_collation,
-                who.context,
-                self._flags,
-            )
-        )
+        worker.link.send(Start(slot=slot, generation=generation, flags=self._flags, **self.who._asdict()))
         self._host.starter.start(self._loaded, worker.key, theirs, status)
         if self._watcher is not None:
             self._watch(worker)
@@ -137,6 +108,7 @@ class Crew:
 
     def end(self, grace: float = options.CLOSE_GRACE) -> None:
         """Tell every worker to stop, and have those killed that do not within `grace` seconds. Waits for nobody."""
+        self._host.seats.forget(self)
         for worker in list(self.workers.values()):
             self._end(worker, grace)
         self.workers.clear()
@@ -158,6 +130,29 @@ class Crew:
         worker.link.close()
         dispose(worker.mappings.close())
         worker.page.close()
+
+    @property
+    def idle(self) -> bool:
+        """Whether none of its processes has anything to do, nor is on its way in or out."""
+        if any(worker.ending or not worker.pid for worker in self._by_key.values()):
+            return False
+        return self.listener is None or self.listener.idle
+
+    @property
+    def unseated(self) -> bool:
+        """Whether a slot waits for a process of a shared pool."""
+        return self._host.seats.waits(self)
+
+    def insist(self) -> None:
+        """Somebody waits for what only a slot without a process can make."""
+        self._host.insist(self)
+
+    def give_up(self) -> None:
+        """The pool is being closed: let the consumer know."""
+        if self.listener is not None:
+            self.listener.close()
+        if self._watcher is not None:
+            self._watcher.wake()
 
     @property
     def ready(self) -> bool:
@@ -187,8 +182,10 @@ class Crew:
             self._watch(worker)
         self._watch_starter()
 
-    def detach(self) -> None:
-        """Nobody drives or listens any more."""
+    def detach(self, listener: Listener | None = None) -> None:
+        """Nobody drives or listens any more; with a `listener`, if it is still that one."""
+        if listener is not None and listener is not self.listener:
+            return
         if self._watcher is not None:
             for worker in self.workers.values():
                 self._unwatch(worker)
@@ -282,7 +279,12 @@ class Crew:
                 listener.on_failure(worker, message.seq, message.fault)
             case Need() if listener is not None and message.epoch == listener.number:
                 listener.on_need(worker, message.seq, message.nbytes)
-            case Failure() | Need():
+            case RanDry() if listener is not None and message.epoch == listener.number:
+                listener.on_dry(worker, message.seq)
+            case Notice(text):
+                if listener is not None:
+                    listener.on_notice(text)
+            case Failure() | Need() | RanDry():
                 pass  # of an epoch that nobody looks at any more
             case _:
                 raise AssertionError(f"a worker said {message!r}")

@@ -36,6 +36,7 @@ from aloader.engine.events import (
     NeedMemory,
     Opened,
     Raise,
+    RanDry,
     Restart,
     TicketFailed,
     WorkerLost,
@@ -70,6 +71,7 @@ class Epoch:
         source: Source,
         config: DispatcherConfig,
         finish: Callable[[Any], Any] | None = None,
+        notice: Callable[[str], None] | None = None,
     ) -> None:
         self.number = number
         self.finished = False
@@ -78,6 +80,8 @@ class Epoch:
         self._crew = crew
         self._source = source
         self._finish_batch = finish  # what is done with a batch in this process before the user gets it
+        self._notice = notice
+        self._shares = config.interchangeable
         self._source_error: BaseException | None = None
         self._dispatcher = Dispatcher(config)
         self._events: deque[Event] = deque()
@@ -111,6 +115,11 @@ class Epoch:
             worker.generation = 0
             if worker.pid:
                 self._handle(WorkerReady(slot, 0))
+
+    @property
+    def idle(self) -> bool:
+        """Whether no worker has a ticket."""
+        return self.closed or not any(self._dispatcher.statistics().held)
 
     @property
     def available(self) -> bool:
@@ -194,6 +203,15 @@ class Epoch:
         """A ticket has failed in the user's code."""
         self._handle(TicketFailed(worker.slot, worker.generation, seq, fault))
 
+    def on_dry(self, worker: Worker, seq: int) -> None:
+        """A worker has come to the end of its share of an iterable dataset."""
+        self._handle(RanDry(worker.slot, worker.generation, seq))
+
+    def on_notice(self, text: str) -> None:
+        """A worker has something to say to the user."""
+        if self._notice is not None:
+            self._notice(text)
+
     def on_need(self, worker: Worker, seq: int, nbytes: int) -> None:
         """A worker waits for memory."""
         self._handle(NeedMemory(worker.slot, worker.generation, seq, nbytes))
@@ -204,6 +222,11 @@ class Epoch:
         busy = status.doing in (Doing.FETCHING, Doing.COLLATING, Doing.WAITING) and status.epoch == self.number
         sample = self._sample(status.epoch, status.seq, status.position)
         error = describe(worker, exit, sample, sample is not None)
+        if self._shares:
+            error.add_note(
+                "The rest of its share of the iterable dataset is lost: nobody could go on where it was. Iterating on "
+                "gives what the other workers read."
+            )
         self.counts.lost += 1
         self._handle(WorkerLost(worker.slot, worker.generation, status.seq if busy else None, error))
 

@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 from aloader import options
 from aloader.channel.job import Carried, Job
-from aloader.pool.crew import Crew, Watcher
+from aloader.channel.roles import Watcher
+from aloader.pool.crew import Crew
 from aloader.pool.epoch import Epoch
-from aloader.pool.pool import WorkerPool
+from aloader.pool.pool import Installed, WorkerPool
 from aloader.stats import LoaderStats
 
 
@@ -35,6 +36,7 @@ class Run:
     carried: Carried | None
     persistent: bool
     batch_timeout: float
+    installed: Installed | None = None
     ended: bool = False
     on_end: Callable[[], object] | None = None  # lets whoever waits notice
 
@@ -54,8 +56,8 @@ class Run:
         if job is not None and pool is not None:
             pool.open()
         self.source.prepare()
-        if job is not None and pool is not None:
-            pool.install(self.crew, job, self.carried)
+        if job is not None and pool is not None and self.installed is not None:
+            pool.install(self.crew, job, self.carried, self.installed)
             self.job = self.carried = None
 
     def begin(self, watcher: Watcher) -> None:
@@ -74,7 +76,7 @@ class Run:
         self.epoch.close()
         if self.persistent:
             self.crew.epoch_over(self.epoch.number)
-            self.crew.detach()
+            self.crew.detach(self.epoch)
         else:
             self.crew.end(grace)
         if self.on_end is not None:

@@ -264,7 +264,7 @@ class TemplateStarter:
         for key in [key for key, owner in self._owners.items() if owner is stage.end]:
             del self._owners[key]
             exits.append(Exit(key, signal.SIGKILL, 0, 0))
-        if stage is self._stages[-1]:
+        if stage is self._stages[-1] or stage.users:
             self._begin_anew(exits)
         else:
             stage.hang_up()

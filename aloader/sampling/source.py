@@ -79,6 +79,22 @@ class PermutedSource:
         return indices if self._batched else indices[0]
 
 
+class SharesSource:
+    """The tickets of an iterable dataset: all the same, and without end. Workers say when there is nothing left."""
+
+    heavy = False
+
+    def __init__(self, batch_size: int | None) -> None:
+        self._batch_size = batch_size
+
+    def prepare(self) -> None:
+        """Nothing takes time before the first draw."""
+
+    def draw(self) -> int | None:
+        """How many samples the next ticket is for; None for one that is not batched."""
+        return self._batch_size
+
+
 def source_of(sampler: Iterable[Any], iterator: Iterator[Any]) -> SamplerSource | PermutedSource:
     """The source for a sampler of which `iterator` is a fresh one."""
     batch_size, drop_last, inner = None, False, sampler

@@ -21,6 +21,7 @@ from aloader.errors import LoaderBusy, LoaderClosed
 from aloader.worker.bench import blame
 from aloader.worker.fetch import Failed, close_all, fetch_inline, has_awaitables
 from aloader.worker.local import presentable
+from aloader.worker.stream import Dry, Stream
 
 _ASYNC_RESULT = (
     "the dataset returned an awaitable, but does not show that it is async: make it `async def __getitem__`, or give "
@@ -29,24 +30,42 @@ _ASYNC_RESULT = (
 
 
 class Maker:
-    """Makes batches one after the other; counts them."""
+    """Makes batches one after the other; counts them. `stream` is what an iterable dataset is read from."""
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], batched: bool, finish: Any = None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any],
+        batched: bool,
+        finish: Any = None,
+        stream: Stream | None = None,
+    ) -> None:
         self._dataset = dataset
         self._collate_fn = collate_fn
         self._batched = batched
         self._finish = finish
+        self._stream = stream
         self._seq = -1
 
+    def open(self) -> None:
+        """Begin an iterable dataset, as torch does while it makes an iterator."""
+        if self._stream is not None:
+            self._stream.open()
+
     def make(self, indices: Any) -> Any:
-        """The batch of these indices. Raises what the dataset raises, with a note that names the sample."""
+        """The batch of these indices. Raises what the dataset raises, with a note that names the sample; `Dry` at the
+        end of an iterable dataset."""
         self._seq += 1
         ticket = Ticket(0, 0, self._seq, indices, 0)
         error: BaseException | None = None
         try:
-            samples = fetch_inline(self._dataset, indices, self._batched, [0])
+            if self._stream is None:
+                samples = fetch_inline(self._dataset, indices, self._batched, [0])
+            else:
+                samples = self._stream.take(len(indices) if self._batched else None, [0])
         except Failed as failed:
-            error = presentable(failed.cause, blame(ticket, failed.position, self._batched))
+            note = blame(ticket, failed.position, self._batched, self._stream is not None)
+            error = presentable(failed.cause, note)
         if error is not None:
             try:
                 raise error  # not in the `except`, which would replace what the user's error was raised during
@@ -69,6 +88,7 @@ class InlineBatches:
         self._indices = indices
         self._maker = maker
         self._owner = owner
+        maker.open()
 
     def __iter__(self) -> Self:
         return self
@@ -76,7 +96,10 @@ class InlineBatches:
     def __next__(self) -> Any:
         if self._owner.closed:
             raise LoaderClosed("the loader has been closed; make a new one")
-        return self._maker.make(next(self._indices))
+        try:
+            return self._maker.make(next(self._indices))
+        except Dry:
+            raise StopIteration from None
 
     def __len__(self) -> int:
         return len(self._owner._index_sampler)
@@ -122,6 +145,8 @@ class ThreadedBatches:
         pending, self._pending = self._pending, None
         try:
             return pending.result()
+        except Dry:
+            raise StopAsyncIteration from None
         except Exception as error:
             if "thread" in str(error):
                 error.add_note(

@@ -13,26 +13,17 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from typing import Any, Protocol
+from typing import Any
 
 from aloader import options
 from aloader.channel.messages import Granted, Ticket
+from aloader.channel.roles import Listener, Who
 from aloader.channel.status import Doing, Status
 from aloader.worker.bench import blame
 from aloader.worker.collation import estimate
 from aloader.worker.concurrent import enter
 from aloader.worker.fetch import Failed, Fetcher
-
-
-class Hears(Protocol):
-    """Who is told: an epoch."""
-
-    number: int
-
-    def on_ready(self, worker: Any) -> None: ...
-    def on_batch(self, worker: Any, seq: int, nbytes: int, batch: Any, seconds: tuple[float, float]) -> None: ...
-    def on_failure(self, worker: Any, seq: int, fault: bytes | BaseException) -> None: ...
-    def on_need(self, worker: Any, seq: int, nbytes: int) -> None: ...
+from aloader.worker.stream import Dry, Stream, StreamFetcher
 
 
 class Made:
@@ -79,15 +70,18 @@ class LocalWorker:
 class LocalCrew:
     """See the top of this file. Made for a loader; works on one loop at a time."""
 
-    def __init__(self, who: Any, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
+    def __init__(self, who: Who, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
         self.who = who
         self.workers = {0: LocalWorker(self)}
         self.when_gone: Callable[[], object] | None = None
         self._dataset = dataset
         self._collate_fn = collate_fn
-        self._listener: Hears | None = None
+        self._listener: Listener | None = None
         self._wake: Callable[[], None] = lambda: None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._fetcher: Fetcher | StreamFetcher
+        self._reading = -1  # the epoch in which an iterable dataset is being read
+        self._closing: set[asyncio.Task[None]] = set()
         self._tasks: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._grants: dict[tuple[int, int], asyncio.Future[None]] = {}
         self._holder: asyncio.Task[None] | None = None
@@ -108,19 +102,23 @@ class LocalCrew:
 
     alive = 0
     ready = True
+    unseated = False
 
-    def attach(self, watcher: Any, listener: Hears) -> None:
+    def attach(self, watcher: Any, listener: Listener) -> None:
         """Work on the watcher's loop, and tell `listener`."""
         self._listener, self._wake = listener, watcher.wake
         if self._loop is not watcher.loop:
             self._loop = watcher.loop
             self._fetcher = Fetcher(self._dataset, self.who.auto_collation, self.who.concurrency)
+            self._reading = -1
             self._entered = watcher.loop.create_future()
             self._leave = asyncio.Event()
             self._holder = watcher.loop.create_task(self._hold(self._entered, self._leave), name="aloader dataset")
 
-    def detach(self) -> None:
-        """Nobody listens any more."""
+    def detach(self, listener: Listener | None = None) -> None:
+        """Nobody listens any more; with a `listener`, if it is still that one."""
+        if listener is not None and listener is not self._listener:
+            return
         self._listener, self._wake = None, lambda: None
 
     def launch(self, slot: int, generation: int) -> None:
@@ -138,6 +136,8 @@ class LocalCrew:
         for (number, _), task in list(self._tasks.items()):
             if number <= epoch:
                 task.cancel()
+        if self._reading <= epoch:
+            self._end_reading()
 
     def end(self, grace: float = 0.0) -> None:
         """Cancel everything and let the dataset's `async with` be left, on its loop."""
@@ -187,15 +187,28 @@ class LocalCrew:
                 return
             entered.set_result(None)
             await leave.wait()
+            if isinstance(self._fetcher, StreamFetcher):
+                await self._fetcher.aclose()
 
     # -- tickets ---------------------------------------------------------------------------------------------------
 
     def begin(self, ticket: Ticket) -> None:
         """Work on a ticket from now on."""
         assert self._loop is not None
+        if self.who.iterable and ticket.epoch != self._reading:
+            self._end_reading()
+            self._reading = ticket.epoch
+            self._fetcher = StreamFetcher(Stream(self._dataset, self.who.drop_last), self.who.concurrency)
         key = (ticket.epoch, ticket.seq)
         task = self._tasks[key] = self._loop.create_task(self._work(ticket), name=f"aloader batch {ticket.seq}")
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
+
+    def _end_reading(self) -> None:
+        """Let an async generator leave what it is in."""
+        if isinstance(self._fetcher, StreamFetcher) and self._loop is not None:
+            task = self._loop.create_task(self._fetcher.aclose(), name="aloader end of reading")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     def grant(self, message: Granted) -> None:
         """The ticket that asked may be collated."""
@@ -211,8 +224,12 @@ class LocalCrew:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise  # our own; one that the user's code raised is an answer like any other
-            if self._hears(ticket):
-                self._listener.on_failure(worker, ticket.seq, _with_note(ticket, error, self.who.auto_collation))  # type: ignore[union-attr]
+            if not self._hears(ticket):
+                pass
+            elif isinstance(error, Dry):
+                self._listener.on_dry(worker, ticket.seq)  # type: ignore[union-attr]
+            else:
+                self._listener.on_failure(worker, ticket.seq, _with_note(ticket, error, self.who))  # type: ignore[union-attr]
         else:
             if self._hears(ticket):
                 self._listener.on_batch(worker, ticket.seq, nbytes, Made(batch), seconds)  # type: ignore[union-attr]
@@ -226,7 +243,8 @@ class LocalCrew:
         self._entered.result()
         page = self.workers[0]
         began = time.perf_counter()
-        samples = await self._fetcher.fetch(
+        fetcher: Any = self._fetcher
+        samples = await fetcher.fetch(
             ticket.indices, lambda position: page.write(Doing.FETCHING, ticket.epoch, ticket.seq, position)
         )
         nbytes = estimate(samples) if self.who.auto_collation else 0
@@ -256,11 +274,11 @@ class LocalCrew:
         return self._listener is not None and self._listener.number == ticket.epoch
 
 
-def _with_note(ticket: Ticket, error: BaseException, batched: bool) -> BaseException:
+def _with_note(ticket: Ticket, error: BaseException, who: Who) -> BaseException:
     """The user's own exception, with a note that names the sample; what would end the epoch is wrapped."""
     note = f"in batch {ticket.seq}"
     if isinstance(error, Failed):
-        note, error = blame(ticket, error.position, batched), error.cause
+        note, error = blame(ticket, error.position, who.auto_collation, who.iterable), error.cause
     return presentable(error, note)
 
 

@@ -70,7 +70,9 @@ def _set_up(bench: Bench, load: Callable[[], Job], carried: bool, settled: bytes
     job = _taken_over(start, load, settled) if carried else load()
     if not carried and job.worker_setup is not None:
         run_setup(job.worker_setup)
-    seeds.become(start.slot, start.num_workers, start.base_seed, job.dataset)
+    asked = seeds.become(start.slot, start.num_workers, start.base_seed, job.dataset)
+    if start.iterable and start.num_workers > 1:
+        bench.asked = asked
     if carried:
         adopt_main_classes()
         collate.default_collate_fn_map.update(job.collate_entries)
