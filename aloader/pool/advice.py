@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from types import FunctionType, ModuleType
 from typing import Any, Final
 
 from aloader import options
@@ -42,6 +43,8 @@ def _containers(obj: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
     """The containers among an object's attributes, and theirs."""
     if isinstance(obj, _CONTAINERS):
         yield path, obj
+    if isinstance(obj, type | ModuleType | FunctionType):  # by their names, and with half the world in their attributes
+        return
     for name, value in getattr(obj, "__dict__", {}).items() if depth else ():
         yield from _containers(value, f"{path}.{name}", depth - 1)
 
