@@ -209,7 +209,7 @@ def test_evaluations_can_be_cancelled_before_they_flow_and_there_are_not_too_man
 )
 def test_a_signal_in_the_middle_of_an_evaluation_ends_the_server_cleanly(own_client, number, watched):
     server = own_client.server
-    key = own_client.start(**ENDLESS)
+    key = own_client.start(**ENDLESS, num_workers=1)
     assert flows(own_client, key)
     processes = server.children()
     assert len(processes) >= 2
