@@ -22,11 +22,36 @@ def check_num_workers(num_workers: Any) -> None:
         raise RuntimeError(NO_WORKERS)
 
 
+def check_pool(pool: Any, multiprocessing_context: Any) -> None:
+    """A shared pool is one, and says itself how its processes start."""
+    if pool is None:
+        return
+    if not isinstance(pool, WorkerPool):
+        raise TypeError(f"pool option should be an aloader.WorkerPool, but got pool={pool!r}")
+    if multiprocessing_context is not None:
+        raise ValueError(
+            "multiprocessing_context option and pool option exclude each other: "
+            "give it to the pool, WorkerPool(n, multiprocessing_context=...)"
+        )
+
+
+def check_worker_setup(worker_setup: Any) -> None:
+    """Before anything is made of it."""
+    if worker_setup is not None and not callable(worker_setup):
+        raise TypeError(
+            f"worker_setup option should be a function without arguments, but got worker_setup={worker_setup!r}"
+        )
+
+
 def check_dataset(loader: TorchDataLoader[Any]) -> None:
     """Whether the dataset is of a kind that can be loaded."""
     dataset = loader.dataset
     if isinstance(dataset, IterDataPipe | MapDataPipe):
-        raise NotImplementedError("DataPipes are not supported: give the loader a Dataset, or use torch's loader")
+        kind = type(getattr(dataset, "_datapipe", dataset)).__name__  # torch has put a wrapper around it
+        raise NotImplementedError(
+            f"{kind} is a DataPipe, which only torch.utils.data.DataLoader loads, for old programs' "
+            "sake: give the loader a dataset with __getitem__ and __len__, or keep torch's loader for this one"
+        )
     if is_iterable(dataset):
         return
     own_order = type(loader.sampler) is not SequentialSampler or loader.batch_size is None

@@ -17,7 +17,8 @@ from aloader.channel.arena import Place
 
 
 class Start(NamedTuple):
-    """The first message: who the worker is. `context` is what it takes over from the parent (pickled)."""
+    """The first message: who the worker is. `context` is what it takes over from the parent (pickled); `flags` are
+    those that have changed there since the job was written (pickled)."""
 
     dataset: int
     slot: int
@@ -30,6 +31,7 @@ class Start(NamedTuple):
     context: bytes
     iterable: bool = False
     drop_last: bool = False
+    flags: bytes = b""
 
 
 class Ticket(NamedTuple):
@@ -70,6 +72,13 @@ class EpochOver(NamedTuple):
 
     dataset: int
     epoch: int
+
+
+class Call(NamedTuple):
+    """Call a method of the dataset before the next ticket: its name and arguments, pickled."""
+
+    dataset: int
+    call: bytes
 
 
 class Stop(NamedTuple):
@@ -160,6 +169,7 @@ Message = (
     | Failure
     | RanDry
     | Notice
+    | Call
 )
 
 KINDS: Final[tuple[type[Message], ...]] = (
@@ -178,5 +188,6 @@ KINDS: Final[tuple[type[Message], ...]] = (
     Failure,
     RanDry,
     Notice,
+    Call,
 )
 TAGS: Final[dict[type[Message], int]] = {kind: tag for tag, kind in enumerate(KINDS)}

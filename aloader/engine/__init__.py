@@ -29,9 +29,11 @@ from aloader.engine.events import (
     WorkerReady,
 )
 from aloader.engine.statistics import DispatcherStatistics
+from aloader.engine.work import Awaited
 
 __all__ = [
     "Assign",
+    "Awaited",
     "BatchArrived",
     "Closed",
     "Command",

@@ -74,7 +74,7 @@ from aloader.engine.events import (
 )
 from aloader.engine.slots import Slot
 from aloader.engine.window import Window
-from aloader.engine.work import Work
+from aloader.engine.work import Awaited, Work
 
 
 class Dispatcher:
@@ -299,6 +299,10 @@ class Dispatcher:
     def statistics(self) -> statistics.DispatcherStatistics:
         """A snapshot. It looks at all slots and tickets: not for every batch."""
         return statistics.picture(self)
+
+    def awaited(self) -> Awaited | None:
+        """What the user waits for, and whose it is; None where it has not been drawn, or nobody holds it yet."""
+        return self._work.awaited()
 
     def _state(self) -> str:
         if self._closed:

@@ -79,6 +79,8 @@ class SharedLane:
 
     __slots__ = ("_by_load", "_credit", "_least", "live", "queue")
 
+    slot: Slot | None = None  # nobody's own
+
     def __init__(self, credit: int) -> None:
         self.queue: list[int] = []
         self.live = 0

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from aloader.engine.config import DispatcherConfig
 from aloader.engine.delivery import Delivery
 from aloader.engine.events import Assign, Command, Grant
 from aloader.engine.memory import Memory
 from aloader.engine.slots import Lane, Slot, Ticket, make_slots
+
+
+class Awaited(NamedTuple):
+    """A ticket that somebody waits for, and whose it is."""
+
+    seq: int
+    indices: object
+    slot: int
 
 
 class Work:
@@ -114,6 +123,16 @@ class Work:
         if self._delivery.unconsumed:
             return False
         return ticket.seq == self._delivery.next if self._delivery.in_order else not self.under_way
+
+    def awaited(self) -> Awaited | None:
+        """The ticket that the user waits for and the slot that has it; without order, the lowest that is held."""
+        delivery, held = self._delivery, (seq for seq, ticket in self.tickets.items() if ticket.slot is not None)
+        seq = delivery.next if delivery.in_order else min(held, default=-1)
+        ticket = self.tickets.get(seq)
+        if ticket is None:
+            return None
+        slot = ticket.slot or ticket.lane.slot
+        return Awaited(seq, ticket.indices, slot.index) if slot is not None else None
 
     # -- tickets and slots go --------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +22,7 @@ from aloader.channel.job import Job
 from aloader.channel.link import Link
 from aloader.channel.messages import (
     Batch,
+    Call,
     EpochOver,
     Failure,
     Granted,
@@ -39,8 +40,11 @@ from aloader.channel.messages import (
 )
 from aloader.channel.payload import Packed, address_of, pack
 from aloader.channel.status import Doing, StatusPage
+from aloader.worker.calls import Calls
 from aloader.worker.collation import collate_into, estimate
+from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, fetch_inline
+from aloader.worker.hints import hint
 from aloader.worker.stream import Dry, Stream
 
 
@@ -78,6 +82,8 @@ class Bench:
         self._stream: tuple[int, Stream] | None = None  # the epoch's
         self._job: Job | None = None
         self._by_default = False
+        self._calls = Calls()
+        self._collate: Callable[[Any], Any]
 
     @property
     def job(self) -> Job:
@@ -89,15 +95,24 @@ class Bench:
         """Work on this job from now on."""
         self._job = job
         self._by_default = job.collate_fn is collate.default_collate
+        self._collate = collating(job.collate_fn)
 
     # -- messages --------------------------------------------------------------------------------------------------
 
     def receive(self, *, everything: bool = False) -> None:
         """Take in what has arrived."""
-        for message in self.link.receive(everything=everything):
-            self._on_message(message)
+        self.hear(self.link.receive(everything=everything))
         if self.link.ended:
             self.stopped = True
+
+    def hear(self, messages: Iterable[Message]) -> None:
+        """Take in messages of the parent's."""
+        for message in messages:
+            self._on_message(message)
+
+    def obey(self) -> None:
+        """Make the calls that the parent has broadcast. Before a ticket is begun; raises what they raise."""
+        self._calls.make(self.job.dataset)
 
     def _on_message(self, message: Message) -> None:
         match message:
@@ -116,6 +131,8 @@ class Bench:
                 if self._stream is not None and self._stream[0] <= epoch:
                     self._stream = None
                 self.arena.trim()
+            case Call(_, call):
+                self._calls.add(call)
             case Stop():
                 self.stopped = True
             case _:
@@ -148,7 +165,7 @@ class Bench:
         """Collate and pickle. Synchronous: nothing else of this worker runs in between."""
         self.page.write(Doing.COLLATING, ticket.epoch, ticket.seq)
         self.arena.begin(need)
-        packed = pack(self.job.collate_fn(samples))
+        packed = pack(self._collate(samples))
         places = [self.arena.lease(address_of(buffer), buffer.nbytes) for buffer in packed.buffers]
         missing = sum(b.nbytes for b, place in zip(packed.buffers, places, strict=True) if place is None)
         if len(packed.body) > options.BODY_BYTES:
@@ -214,7 +231,7 @@ def blame(ticket: Ticket, position: int, batched: bool, iterable: bool = False) 
             index = next(itertools.islice(index, position, None))  # torch takes any iterable: a set, a dict's keys
         except StopIteration:  # an iterator, which is used up
             return f"while fetching the sample at position {position} of batch {ticket.seq}"
-    return f"while fetching sample {_shortly(index)} of batch {ticket.seq}"
+    return f"while fetching sample {_shortly(index)} of batch {ticket.seq}{hint(index)}"
 
 
 def _unsharded(dataset: Any, num_workers: int) -> str:

@@ -154,6 +154,7 @@ class _Server:
         bench = self._bench
         if bench.broken is not None:
             raise bench.broken
+        bench.obey()
         clock = Clock(time.perf_counter())
 
         def note(position: int) -> None:

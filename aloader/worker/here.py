@@ -17,8 +17,10 @@ from typing import Any, Self
 import torch
 
 from aloader.channel.messages import Ticket
+from aloader.device.profiling import INLINE, profiling, record_function
 from aloader.errors import LoaderBusy, LoaderClosed
 from aloader.worker.bench import blame
+from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, close_all, fetch_inline, has_awaitables
 from aloader.worker.local import presentable
 from aloader.worker.stream import Dry, Stream
@@ -38,14 +40,17 @@ class Maker:
         collate_fn: Callable[[Any], Any],
         batched: bool,
         finish: Any = None,
+        epoch: int = 0,
         stream: Stream | None = None,
     ) -> None:
         self._dataset = dataset
-        self._collate_fn = collate_fn
+        self._collate_fn = collating(collate_fn)
         self._batched = batched
         self._finish = finish
         self._stream = stream
         self._seq = -1
+        self._epoch = epoch
+        self._indices: Any = None
 
     def open(self) -> None:
         """Begin an iterable dataset, as torch does while it makes an iterator."""
@@ -56,6 +61,7 @@ class Maker:
         """The batch of these indices. Raises what the dataset raises, with a note that names the sample; `Dry` at the
         end of an iterable dataset."""
         self._seq += 1
+        self._indices = indices if self._stream is None else None
         ticket = Ticket(0, 0, self._seq, indices, 0)
         error: BaseException | None = None
         try:
@@ -80,6 +86,11 @@ class Maker:
             raise presentable(stop, f"while collating batch {self._seq}") from stop
         return batch if self._finish is None else self._finish(batch)
 
+    @property
+    def taken(self) -> tuple[int, Any, None, int]:
+        """Of the batch that was made last: seq, indices, no worker, and epoch."""
+        return self._seq, self._indices, None, self._epoch
+
 
 class InlineBatches:
     """The iterator of plain `for`: everything happens in the caller's step."""
@@ -93,11 +104,19 @@ class InlineBatches:
     def __iter__(self) -> Self:
         return self
 
+    @property
+    def taken(self) -> Any:
+        """Of the batch that was given last: seq, indices, worker and epoch."""
+        return self._maker.taken
+
     def __next__(self) -> Any:
         if self._owner.closed:
             raise LoaderClosed("the loader has been closed; make a new one")
         try:
-            return self._maker.make(next(self._indices))
+            if not profiling():
+                return self._maker.make(next(self._indices))
+            with record_function(INLINE):
+                return self._maker.make(next(self._indices))
         except Dry:
             raise StopIteration from None
 
@@ -124,6 +143,11 @@ class ThreadedBatches:
 
     def __aiter__(self) -> Self:
         return self
+
+    @property
+    def taken(self) -> Any:
+        """Of the batch that was given last: seq, indices, worker and epoch."""
+        return self._maker.taken
 
     async def __anext__(self) -> Any:
         if self._owner.closed:

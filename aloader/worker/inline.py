@@ -43,6 +43,7 @@ def _work(bench: Bench, ticket: Ticket) -> None:
     try:
         if bench.broken is not None:
             raise bench.broken
+        bench.obey()
         clock = Clock(time.perf_counter())
         bench.page.write(Doing.FETCHING, ticket.epoch, ticket.seq)
         samples = bench.fetch(ticket)

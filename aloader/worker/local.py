@@ -8,7 +8,9 @@ runs in one helper thread. The dataset's `async with` is entered by one task, wh
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,12 +20,15 @@ from typing import Any
 from aloader import options
 from aloader.channel.messages import Granted, Ticket
 from aloader.channel.roles import Listener, Who
+from aloader.channel.stacks import Stack, different
 from aloader.channel.status import Doing, Status
 from aloader.worker.bench import blame
 from aloader.worker.collation import estimate
 from aloader.worker.concurrent import enter
+from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, Fetcher
 from aloader.worker.stream import Dry, Stream, StreamFetcher
+from aloader.worker.tasks import calls, suspended
 
 
 class Made:
@@ -66,6 +71,25 @@ class LocalWorker:
         """As a status page."""
         self._status = Status(doing, epoch, seq, position, time.monotonic())
 
+    def inquire(self, epoch: int, seq: int) -> Told:
+        """Where the tasks of a ticket stand, at once."""
+        return Told(self._crew.stacks(epoch, seq))
+
+
+class Told:
+    """The answer to where the worker stands. (As `pool.inquiry.Inquiry`.)"""
+
+    def __init__(self, stacks: list[Stack]) -> None:
+        self._stacks = stacks
+
+    def over(self) -> bool:
+        """There is nothing to wait for."""
+        return True
+
+    def told(self) -> list[Stack]:
+        """Where it stands."""
+        return self._stacks
+
 
 class LocalCrew:
     """See the top of this file. Made for a loader; works on one loop at a time."""
@@ -75,7 +99,7 @@ class LocalCrew:
         self.workers = {0: LocalWorker(self)}
         self.when_gone: Callable[[], object] | None = None
         self._dataset = dataset
-        self._collate_fn = collate_fn
+        self._collate_fn = collating(collate_fn)
         self._listeners: dict[int, tuple[Listener, Callable[[], None]]] = {}  # epochs under way, and what wakes each
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fetcher: Fetcher
@@ -101,6 +125,8 @@ class LocalCrew:
 
     alive = 0
     ready = True
+    unseated = False
+    undisturbed = math.inf  # by a debugger: it would stop this very process
 
     def attach(self, watcher: Any, listener: Listener) -> None:
         """Work on the watcher's loop, and tell `listener` of its epoch; several may be under way."""
@@ -185,7 +211,7 @@ class LocalCrew:
                 return
             entered.set_result(None)
             await leave.wait()
-            for fetcher in self._reading.values():
+            for fetcher in list(self._reading.values()):
                 await fetcher.aclose()
 
     # -- tickets ---------------------------------------------------------------------------------------------------
@@ -213,6 +239,14 @@ class LocalCrew:
         future = self._grants.pop((message.epoch, message.seq), None)
         if future is not None and not future.done():
             future.set_result(None)
+
+    def stacks(self, epoch: int, seq: int) -> list[Stack]:
+        """Where the user's code stands with a ticket: its tasks, the dataset's `async with`, the collating thread."""
+        tasks = [task for task in (self._tasks.get((epoch, seq)), self._holder) if task is not None]
+        frames = sys._current_frames()
+        threads = [frames.get(thread.ident or 0) for thread in self._thread._threads]
+        found = [stack for task in tasks for stack in suspended(task)]
+        return different([*found, *(Stack(calls(frame)) for frame in threads if frame is not None)])
 
     async def _work(self, ticket: Ticket) -> None:
         worker = self.workers[0]

@@ -28,15 +28,19 @@ def _torchs(fields: dict[str, Any]) -> torch_worker.WorkerInfo:
     return torch_worker.WorkerInfo(**fields)
 
 
-def become(slot: int, num_workers: int, base_seed: int, dataset: Any) -> Callable[[], bool]:
-    """Seed the generators and make `get_worker_info()` answer. Returns what says whether anybody has used the answer.
+def become(
+    slot: int, num_workers: int, base_seed: int, dataset: Any, *, everywhere: bool = True
+) -> Callable[[], bool]:
+    """Seed the generators and make `get_worker_info()` answer. Not `everywhere`: leave other devices' alone.
+
+    Returns what says whether anybody has used the answer.
 
     Everything that shards by worker reads torch's global, and torch's `default_collate` does too.
     """
     torch.set_num_threads(1)
     seed = base_seed + slot
     random.seed(seed)
-    torch.manual_seed(seed)
+    (torch.manual_seed if everywhere else torch.default_generator.manual_seed)(seed)
     np.random.seed(torch_worker._generate_state(base_seed, slot))  # type: ignore[no-untyped-call]
     info = WorkerInfo(id=slot, num_workers=num_workers, seed=seed, dataset=dataset)
     torch_worker._worker_info = info

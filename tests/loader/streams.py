@@ -54,7 +54,7 @@ class Awaitables(Counting):
     async def fetch(self, i: int) -> tuple[int, int]:
         self.now += 1
         self.most = max(self.most, self.now)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # sleep: what takes a while to fetch
         self.now -= 1
         return i, self.most
 

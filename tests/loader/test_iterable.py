@@ -61,6 +61,15 @@ def test_those_of_an_async_dataset_are_the_same(arguments):
             assert asyncio.run(alisted(loader)) == of_torch(Counting(23), **arguments)
 
 
+@pytest.mark.parametrize("arguments", SHAPES, ids=str)
+def test_they_are_the_same_in_the_programs_own_thread(arguments, monkeypatch):
+    monkeypatch.setenv("ALOADER_DEBUG", "1")
+    for dataset in (Counting(23), AsyncCounting(23)):
+        with DataLoader(dataset, **arguments) as loader:
+            assert listed(loader) == of_torch(Counting(23), **arguments)
+            assert asyncio.run(alisted(loader)) == of_torch(Counting(23), **arguments)
+
+
 @pytest.mark.asyncio
 @pytest.mark.parametrize("batch_size", [4, None])
 async def test_without_workers_an_async_dataset_is_read_on_the_users_loop(batch_size):
