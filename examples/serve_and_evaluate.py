@@ -21,8 +21,8 @@ median and both rounds; read the order of magnitude, and measure for yourself). 
     torch             42     (15–70)      376     (48–703)       10,200
     torch in a thread 159     (4–314)     806    (10–1,601)      10,700
 
-With six times as much work as cores besides, all answers take long: p99 is 3.2 times that of *nothing* with torch, 2.9 in
-a thread, 2.1 with aloader, whose workers give way to everything else (700 samples/s, torch 2,500).
+With six times as much work as cores besides, all answers take long: p99 is 3.2 times that of *nothing* with torch,
+2.9 in a thread, 2.1 with aloader, whose workers give way to everything else (700 samples/s, torch 2,500).
 """
 
 from __future__ import annotations
