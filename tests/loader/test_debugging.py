@@ -188,7 +188,7 @@ with DataLoader(Data([3]), batch_size=2, num_workers=2) as loader:
 
 def test_closing_waits_for_the_debugger(tmp_path):
     body = """
-with DataLoader(Data([3]), batch_size=2, num_workers=2) as loader:
+with DataLoader(Data([3]), batch_size=2, num_workers=1) as loader:
     batches = iter(loader)
     print("batch", next(batches).tolist())
     while not loader._runtime._in_debugger():
@@ -208,7 +208,7 @@ print("closed")
 
 def test_a_worker_that_dies_in_the_debugger_holds_nobody_up(tmp_path):
     body = """
-with DataLoader(Data([3]), batch_size=2, num_workers=2) as loader:
+with DataLoader(Data([3]), batch_size=2, num_workers=1) as loader:
     batches = iter(loader)
     print(f"batch {next(batches).tolist()}")
     while not loader._runtime._in_debugger():
