@@ -187,6 +187,8 @@ class Runtime:
 
     def _in_debugger(self) -> bool:
         """Whether the user is in a worker's debugger: then nothing is ended under his hands, unless by Ctrl-C."""
+        if self._pool is not None and not self._pool.closed:
+            self._pool.read_reports()  # a worker may have died in it
         return any(not run.ended and run.crew.undisturbed == 0 for run in self._runs)
 
     async def aclose(self, *, interrupted: bool = False) -> None:
