@@ -139,7 +139,7 @@ class Runtime:
     ) -> Run:
         epoch = Epoch(crew, self.number(), source, _bounds(loader, slots), pinning.pinner(loader.pin_memory))
         passes, sampler, dataset = loader._passes, loader._index_sampler, loader.dataset  # not the loader: a cycle
-        epoch.at_end = lambda: passes.ended(sampler, dataset, source.drawn)
+        epoch.at_end = lambda: passes.ended(sampler, dataset, source.drawn if source.exhausted else None)
         self._last = run = Run(pool, crew, epoch, source, work[0], work[1], kept, loader.timeout)
         self._runs.add(run)
         return run

@@ -42,13 +42,18 @@ class SamplerSource:
         self._iterator = iterator
         self._batched = batched
         self.drawn = 0  # samples
+        self.exhausted = False
 
     def prepare(self) -> None:
         """Nothing takes time before the first draw."""
 
     def draw(self) -> Any:
         """The next ticket's indices. Raises StopIteration at the end, and whatever the sampler raises."""
-        indices = next(self._iterator)
+        try:
+            indices = next(self._iterator)
+        except StopIteration:
+            self.exhausted = True
+            raise
         self.drawn += len(indices) if self._batched else 1
         return indices
 
@@ -87,6 +92,11 @@ class PermutedSource:
     def drawn(self) -> int:
         """Samples so far."""
         return min(self._at, self._count)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing is left to draw."""
+        return self._at >= self._count
 
 
 def source_of(sampler: Iterable[Any], iterator: Iterator[Any]) -> SamplerSource | PermutedSource:
