@@ -136,7 +136,7 @@ class Runtime:
     ) -> Run:
         epoch = Epoch(crew, self.number(), source, bounds_of(loader, slots), finisher(loader), self._notices.warn)
         passes, sampler, dataset = loader._passes, loader._index_sampler, loader.dataset  # not the loader: a cycle
-        epoch.at_end = lambda: passes.ended(sampler, dataset, source.drawn)
+        epoch.at_end = lambda: passes.ended(sampler, dataset, source.drawn if source.exhausted else None)
         run = Run(pool, crew, epoch, source, work[0], work[1], kept, loader.timeout, self._installed)
         self._last = run
         self._runs.add(run)
