@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from . import data
-from .kit import Case, assert_alike
+from .kit import WAYS, Case, assert_alike
 
 #: What a worker of torch's gives otherwise, with the row of `DIFFERENCES`.
 OWN_ROWS = {
@@ -49,12 +49,20 @@ def test_without_workers_every_kind_comes_out_as_from_torch(batched: bool) -> No
 @pytest.mark.parametrize("batched", [True, False], ids=["batched", "alone"])
 def test_kinds_that_are_collated(batched: bool, fork: bool) -> None:
     kinds = tuple(kind for kind in data.SAMPLES if kind not in OWN_ROWS and kind not in REFUSED[batched])
-    assert_alike(case_of(kinds, batched, 2), fork=fork)
+    ways = WAYS if fork else WAYS[batched:][:1]
+    assert_alike(case_of(kinds, batched, 2), ways=ways, fork=fork)
 
 
 @pytest.mark.parametrize("batched", [True, False], ids=["batched", "alone"])
 def test_kinds_that_are_refused(batched: bool) -> None:
     assert_alike(case_of(REFUSED[batched], batched, 2, "the original error"))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_views_with_gaps(workers: int) -> None:
+    order = {"batch_size": None, "num_workers": workers}
+    allow = frozenset({"gaps are left out"} if workers else ())
+    assert_alike(Case(lambda: {"dataset": data.Gapped()} | order, allow=allow))
 
 
 @pytest.mark.parametrize("kind", OWN_ROWS)
