@@ -217,8 +217,8 @@ DIFFERENCES: Final[dict[str, Difference]] = {
         _same_but_for("shares"),
     ),
     "gaps are left out": Difference(
-        "an uncollated view with gaps keeps its strides in torch, and what lies in the gaps travels along; ours travels "
-        "without them, contiguous",
+        "an uncollated view with gaps keeps its strides in torch, and what lies in the gaps travels along; ours is "
+        "contiguous, and travels without them",
         _same_but_for("shares", "strides"),
     ),
     "unshared streams": Difference(
