@@ -243,6 +243,10 @@ DIFFERENCES: Final[dict[str, Difference]] = {
         "a worker of torch's cannot stack them, and loses the conjugation of one alone; ours gives torch's batch",
         _batch_for_error,
     ),
+    "dataclasses": Difference(
+        "torch refuses to collate dataclasses; ours gives the dataclass, with each field collated",
+        _batch_for_error,
+    ),
     "floats after integers": Difference(
         "a worker of torch's cannot stack them; ours gives the batch that torch gives without workers",
         _batch_for_error,
