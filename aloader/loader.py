@@ -18,6 +18,7 @@ from aloader.pool.limits import default_memory_limit, parse_bytes
 from aloader.pool.threads import in_thread
 from aloader.runtime import Runtime, begin_sampling, maker
 from aloader.stats import LoaderStats
+from aloader.worker import stray
 from aloader.worker.fetch import is_async
 from aloader.worker.here import InlineBatches, ThreadedBatches
 
@@ -68,6 +69,7 @@ class DataLoader(TorchDataLoader[T_co]):
         memory_limit: int | str | None = None,
     ) -> None:
         arguments.check_num_workers(num_workers)
+        prefetch_factor = arguments.asked(prefetch_factor)
         asynchronous = is_async(dataset)
         light = num_workers == 0 and asynchronous  # an async dataset on the user's own loop takes more arguments
         super().__init__(
@@ -93,6 +95,10 @@ class DataLoader(TorchDataLoader[T_co]):
         arguments.check_more(self, light, prefetch_factor, concurrency)
         if light:
             self.prefetch_factor = prefetch_factor
+        elif prefetch_factor is None and self.prefetch_factor is not None:
+            self.prefetch_factor = arguments.Unasked(self.prefetch_factor)
+        if asynchronous:
+            self.collate_fn = stray.guarded(self.collate_fn, dataset)
         self.in_order = in_order
         self.concurrency = concurrency
         self.memory_limit = memory_limit

@@ -31,6 +31,7 @@ from aloader.pool.run import Run, snapshot
 from aloader.pool.threads import in_thread
 from aloader.sampling.source import is_pure, source_of
 from aloader.stats import LoaderStats
+from aloader.worker import stray
 from aloader.worker.here import Maker
 from aloader.worker.local import LocalCrew
 
@@ -91,7 +92,7 @@ class Runtime:
                 last.end()  # it has not got as far as to start what would be kept
                 self._crew.end(0.0)
             _, seed = begin_sampling(loader)
-            job = Job.of(loader.dataset, loader.collate_fn, loader.worker_init_fn)
+            job = Job.of(loader.dataset, stray.unguarded(loader.collate_fn), loader.worker_init_fn)
             surroundings = context.capture()
             carried = pool.pickle(job, surroundings)
             crew = pool.crew(_who(loader, seed, surroundings))
@@ -208,7 +209,7 @@ def maker(loader: Settings) -> Maker:
 
 
 def _local_crew(loader: Settings) -> LocalCrew:
-    return LocalCrew(_who(loader, 0, b""), loader.dataset, loader.collate_fn)
+    return LocalCrew(_who(loader, 0, b""), loader.dataset, stray.unguarded(loader.collate_fn))
 
 
 def _who(loader: Settings, seed: int, surroundings: bytes) -> Who:
