@@ -10,7 +10,7 @@ from tests.ecosystem.launcher import launch, needs, once_each
 
 pytestmark = [pytest.mark.ecosystem, pytest.mark.slow, needs("accelerate")]
 
-WAYS = "even remainder few drop_last shuffle seedable split uneven dispatched".split() + ["batch sampler"]
+WAYS = [*"even remainder few drop_last shuffle seedable split uneven dispatched".split(), "batch sampler"]
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["1 process", "2 processes"])

@@ -1,4 +1,4 @@
-"""Lightning's Trainer and Fabric iterate aloader's loader, made again with their sampler where there are several ranks."""
+"""Lightning's Trainer and Fabric iterate aloader's loader, made again with their sampler for several processes."""
 
 from __future__ import annotations
 
