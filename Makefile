@@ -38,7 +38,7 @@ test: $(STAMP)
 	@$(PY) -m pytest -q $(ARGS)
 
 test-ecosystem: $(ECOSYSTEM)/installed
-	@$(ECOSYSTEM)/bin/python -m pytest -q -m ecosystem tests/ecosystem $(ARGS)
+	@$(ECOSYSTEM)/bin/python -m pytest -q -o faulthandler_timeout=1000 -m ecosystem tests/ecosystem $(ARGS)
 
 lint: $(STAMP)
 	@$(PY) -m ruff check .
