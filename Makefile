@@ -1,7 +1,9 @@
-# Every target makes the environment that it needs, in .venv, and keeps it until pyproject.toml changes.
+# Every target makes the environment that it needs, in .venv (test-ecosystem: in .venv-ecosystem), and keeps it until
+# pyproject.toml changes.
 #
 #   make demo                      real images out of a real S3 server into a training loop
 #   make test                      the whole suite           make test ARGS="-k engine -x"
+#   make test-ecosystem            training with accelerate, transformers and Lightning, in one process and in two
 #   make lint                      ruff and mypy --strict
 #   make bench                     the transport benchmark   make bench ARGS="--quick --case tiny"
 #   make docs                      checks links and Python blocks of README.md and docs/
@@ -10,8 +12,9 @@
 VENV  := .venv
 PY    := $(VENV)/bin/python
 STAMP := $(VENV)/installed
+ECOSYSTEM := .venv-ecosystem
 ARGS  ?=
-PIP   := $(PY) -m pip --disable-pip-version-check --no-input -qq
+PIP   := -m pip --disable-pip-version-check --no-input -qq
 
 # One known release, installed first: otherwise pip takes the newest that some other requirement admits.
 # aloader works with every torch >= 2.4:  make clean test TORCH=torch==2.6.0
@@ -22,7 +25,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python3
 	$$python -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
 	&& { echo $$python; break; }; done)
 
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test test-ecosystem lint bench docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -33,6 +36,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@$(PY) -m pytest -q $(ARGS)
+
+test-ecosystem: $(ECOSYSTEM)/installed
+	@$(ECOSYSTEM)/bin/python -m pytest -q -o faulthandler_timeout=1000 -m ecosystem tests/ecosystem $(ARGS)
 
 lint: $(STAMP)
 	@$(PY) -m ruff check .
@@ -45,15 +51,27 @@ docs: $(STAMP)
 	@$(PY) docs/check.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(ECOSYSTEM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml
+	$(environment)
+	@echo "installing aloader, editable, with everything that tests, demo and benchmarks need"
+	@$(@D)/bin/python $(PIP) install -e '.[dev]'
+	@touch $@
+
+# What torch the frameworks would like is not asked: pip is told to keep this one.
+$(ECOSYSTEM)/installed: pyproject.toml
+	$(environment)
+	@echo "installing aloader, editable, and the frameworks"
+	@echo "$(TORCH)" >$(@D)/constraints.txt
+	@$(@D)/bin/python $(PIP) install -c $(@D)/constraints.txt -e '.[ecosystem]'
+	@touch $@
+
+define environment
 	@test -n "$(PYTHON)" || { echo "aloader needs Python 3.11 or newer with its venv module" \
 		"(Debian: python3-venv), and found none; or name one: make PYTHON=/path/to/python" >&2; exit 1; }
-	@test -x $(PY) || { echo "making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
+	@test -x $(@D)/bin/python || { echo "making $(@D) with $(PYTHON)"; $(PYTHON) -m venv $(@D); }
 	@echo "installing $(TORCH)"
-	@$(PIP) install "$(TORCH)"
-	@echo "installing aloader, editable, with everything that tests, demo and benchmarks need"
-	@$(PIP) install -e '.[dev]'
-	@touch $@
+	@$(@D)/bin/python $(PIP) install "$(TORCH)"
+endef

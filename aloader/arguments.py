@@ -12,6 +12,16 @@ from aloader.pool.pool import NO_WORKERS, WorkerPool
 from aloader.worker.fetch import is_async, is_iterable
 
 
+class Unasked(int):
+    """The `prefetch_factor` that a loader shows where none was given: torch's number. Whoever makes the loader again
+    from its attributes, as frameworks do, does not ask for it thereby."""
+
+
+def asked(prefetch_factor: int | None) -> int | None:
+    """The `prefetch_factor` that somebody wants, if anybody does."""
+    return None if isinstance(prefetch_factor, Unasked) else prefetch_factor
+
+
 def check_num_workers(num_workers: Any) -> None:
     """Before torch compares it."""
     try:

@@ -25,7 +25,7 @@ from aloader.runtime import Runtime
 from aloader.sampling.passes import Passes, tell_epoch
 from aloader.settings import begin_sampling, maker
 from aloader.stats import LoaderStats
-from aloader.worker import calls, debug
+from aloader.worker import calls, debug, stray
 from aloader.worker.fetch import is_async, is_iterable
 from aloader.worker.here import InlineBatches, ThreadedBatches
 from aloader.worker.replay import replay
@@ -95,6 +95,7 @@ class DataLoader(TorchDataLoader[T_co]):
         arguments.check_num_workers(num_workers)
         arguments.check_pool(pool, multiprocessing_context)
         arguments.check_worker_setup(worker_setup)
+        prefetch_factor = arguments.asked(prefetch_factor)
         elastic = pool is not None and num_workers == 0
         if pool is not None and elastic:
             num_workers = pool.num_workers
@@ -125,6 +126,10 @@ class DataLoader(TorchDataLoader[T_co]):
         arguments.check_more(self, light, prefetch_factor, concurrency)
         if light:
             self.prefetch_factor = prefetch_factor
+        elif prefetch_factor is None and self.prefetch_factor is not None:
+            self.prefetch_factor = arguments.Unasked(self.prefetch_factor)
+        if asynchronous:
+            self.collate_fn = stray.guarded(self.collate_fn, dataset)
         self.in_order = in_order
         self.worker_setup = worker_setup
         self.concurrency = concurrency

@@ -29,7 +29,7 @@ from aloader.pool.run import Run, snapshot
 from aloader.pool.threads import in_thread
 from aloader.settings import Settings, begin_sampling, bounds_of, finisher, source_for, who_of
 from aloader.stats import LoaderStats
-from aloader.worker import debug
+from aloader.worker import debug, stray
 from aloader.worker.emulation import Team
 from aloader.worker.local import LocalCrew
 
@@ -70,7 +70,8 @@ class Runtime:
                 self._crew.end(0.0)
             loader.check_worker_number_rationality()  # where workers are made, so not for those that are kept
             _, seed = begin_sampling(loader)
-            job = Job.of(loader.dataset, loader.collate_fn, loader.worker_init_fn, loader.worker_setup)
+            collate_fn = stray.unguarded(loader.collate_fn)
+            job = Job.of(loader.dataset, collate_fn, loader.worker_init_fn, loader.worker_setup)
             surroundings = context.capture()
             carried = pool.pickle(job, surroundings)
             crew = pool.crew(who_of(loader, seed, surroundings))
@@ -108,7 +109,8 @@ class Runtime:
         indices: Any
         indices, seed = (None, 0) if kept and count else begin_sampling(loader)
         if before is None or not kept:
-            job = Job.of(loader.dataset, loader.collate_fn, loader.worker_init_fn, loader.worker_setup)
+            collate_fn = stray.unguarded(loader.collate_fn)
+            job = Job.of(loader.dataset, collate_fn, loader.worker_init_fn, loader.worker_setup)
             forks = getattr(loader.multiprocessing_context, "get_start_method", str)() == "fork"
             self._team = Team.of(job, count, seed, loop, forks=forks)
         assert self._team is not None
@@ -245,4 +247,4 @@ def _end_crews(crews: weakref.WeakSet[Crew]) -> None:
 
 
 def _local_crew(loader: Settings) -> LocalCrew:
-    return LocalCrew(who_of(loader, 0, b""), loader.dataset, loader.collate_fn)
+    return LocalCrew(who_of(loader, 0, b""), loader.dataset, stray.unguarded(loader.collate_fn))

@@ -7,11 +7,12 @@ Flags in modules have a file of their own (`flags`): they are set as modules are
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import sys
 import warnings
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, cast
 
 import cloudpickle
 import torch
@@ -111,25 +112,55 @@ def _umask() -> int | None:
         return None
 
 
-def _carried_filters() -> list[bytes]:
-    """Each pickled by itself: its class may lie in a module that is only found once `sys.path` is the parent's."""
+class _Filter(NamedTuple):
+    """An entry of `warnings.filters`. A class of warnings that has a name is carried by it, not imported for it: the
+    filters of a training framework would cost every worker the seconds that importing the framework takes."""
+
+    name: tuple[str, str] | None
+    entry: bytes  # without the class, if that has a name
+
+
+def _carried_filters() -> list[_Filter]:
+    """Each pickled by itself: what cannot be carried leaves the others alone."""
     kept = []
-    for entry in warnings.filters:
+    for action, message, category, module, line in cast("list[Any]", warnings.filters):
+        name = (category.__module__, category.__qualname__)
+        named = category.__module__ != "__main__" and _imported(*name) is category
         try:
-            kept.append(cloudpickle.dumps(entry, 5))
+            entry = cloudpickle.dumps((action, message, None if named else category, module, line), 5)
         except Exception:
             continue  # a filter for a class that cannot be carried filters nothing in a worker
+        kept.append(_Filter(name if named else None, entry))
     return kept
 
 
-def _found_filters(carried: list[bytes]) -> list[Any]:
+def _found_filters(carried: list[_Filter]) -> list[Any]:
     found = []
-    for entry in carried:
+    for name, data in carried:
         try:
-            found.append(cloudpickle.loads(entry))
+            action, message, category, module, line = cloudpickle.loads(data)
         except Exception:
-            continue  # nor does one for a class that cannot be imported here
+            continue  # nor does one for a class that cannot be made here
+        if name is not None:
+            category = _imported(*name) or _Named(name[1], (Warning,), {"__module__": name[0], "__qualname__": name[1]})
+        found.append((action, message, category, module, line))
     return found
+
+
+def _imported(module: str, qualname: str) -> Any:
+    """The class of that name, if its module has been imported."""
+    try:
+        return operator.attrgetter(qualname)(sys.modules[module])
+    except (KeyError, AttributeError):
+        return None
+
+
+class _Named(type):
+    """Makes stand-ins for classes that have not been imported: whatever has the name there is a subclass here."""
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        name = (cls.__module__, cls.__qualname__)
+        return any((base.__module__, base.__qualname__) == name for base in other.__mro__)
 
 
 def _forget_shown_warnings() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -101,6 +102,39 @@ def test_a_worker_takes_over_what_its_parent_looks_like(tmp_path, monkeypatch):
     assert [action for action, kind in found["filters"] if "Local" in kind] == ["error"]
     # the order is the meaning: the first filter that matches counts
     assert [a for a, kind in found["filters"]][:2] == ["error", "ignore"]
+
+
+LATER = f"""
+import sys; sys.path.insert(0, {str(ROOT)!r})
+import warnings
+from aloader.channel import context
+with open(sys.argv[1], "rb") as file:
+    context.apply(file.read())
+assert "still_later" not in sys.modules
+import still_later
+class Derived(still_later.LateWarning): pass
+warnings.warn("filtered", still_later.LateWarning)
+warnings.warn("filtered", Derived)
+try:
+    warnings.warn("not filtered", still_later.OtherWarning)
+except still_later.OtherWarning:
+    print("told apart")
+"""
+
+
+@pytest.mark.slow
+def test_a_filter_imports_nothing_and_holds_once_the_module_is_imported(tmp_path, monkeypatch):
+    text = "class LateWarning(UserWarning): pass\nclass OtherWarning(UserWarning): pass"
+    (tmp_path / "still_later.py").write_text(text)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(ROOT), *sys.path])
+    module = importlib.import_module("still_later")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", module.LateWarning)
+        (tmp_path / "context").write_bytes(context.capture())
+    command = [sys.executable, "-c", LATER, str(tmp_path / "context")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "told apart\n"), done.stderr
 
 
 @pytest.mark.slow
