@@ -36,6 +36,8 @@ def capture() -> dict[str, Any]:
         found["socket"] = socket.getdefaulttimeout()
     if csv := sys.modules.get("csv"):
         found["csv"] = csv.field_size_limit()
+    if tempfile := sys.modules.get("tempfile"):
+        found["tempdir"] = tempfile.tempdir
     return found
 
 
@@ -66,6 +68,10 @@ def apply(found: dict[str, Any]) -> None:
         import csv
 
         csv.field_size_limit(found["csv"])
+    if "tempdir" in found:
+        import tempfile
+
+        tempfile.tempdir = found["tempdir"]
 
 
 def _apply_to_torch(found: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import pickle
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,7 +32,7 @@ import sys; sys.path.insert(0, {str(ROOT)!r})
 import pickle
 from aloader.channel import defaults
 defaults.apply(pickle.loads(open(sys.argv[1], "rb").read()))
-import csv, decimal, faulthandler, gc, json, locale, socket
+import csv, decimal, faulthandler, gc, json, locale, socket, tempfile
 import numpy as np, torch
 print(json.dumps(dict(
     recursion=sys.getrecursionlimit(), gc=gc.isenabled(), threshold=gc.get_threshold(), fault=faulthandler.is_enabled(),
@@ -39,6 +40,7 @@ print(json.dumps(dict(
     precision=torch.get_float32_matmul_precision(), deterministic=torch.are_deterministic_algorithms_enabled(),
     warn_only=torch.is_deterministic_algorithms_warn_only_enabled(), third=str(decimal.Decimal(1) / 3),
     locale=locale.setlocale(locale.LC_NUMERIC), socket=socket.getdefaulttimeout(), csv=csv.field_size_limit(),
+    tempdir=tempfile.tempdir,
 )))
 """
 
@@ -84,6 +86,7 @@ def test_they_are_taken_over(tmp_path):
         "locale": locale.setlocale(locale.LC_NUMERIC),
         "socket": 12.5,
         "csv": 777,
+        "tempdir": tempfile.tempdir,
     }
 
 
@@ -96,6 +99,6 @@ def test_applying_what_was_captured_changes_nothing():
 
 
 def test_libraries_that_are_not_there_are_not_loaded(monkeypatch):
-    for name in ("csv", "locale", "decimal", "socket"):
+    for name in ("csv", "locale", "decimal", "socket", "tempfile"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    assert not {"csv", "locale", "decimal", "socket"} & defaults.capture().keys()
+    assert not {"csv", "locale", "decimal", "socket", "tempdir"} & defaults.capture().keys()
