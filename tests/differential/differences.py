@@ -142,16 +142,20 @@ def _start_failed(torchs: Raised, ours: Raised) -> bool:
     return torchs.kind is UnboundLocalError and "fetcher" in torchs.text and ours.kind is not UnboundLocalError
 
 
-def _said_more(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] | None:
-    """A warning of ours alone; what torch warns of in the same place is in both."""
-    if not ours or not ours[0].what.endswith(": warnings"):
-        return None
-    left = [warning for warning in ours[0].value if "has not asked which worker it is in" not in warning[1]]
-    if len(left) == len(ours[0].value):
-        return None
-    if not left:
-        return 0, 1
-    return (1, 1) if torchs and torchs[0] == Entry(ours[0].what, left) else None
+def _said_more(text: str) -> Callable[[list[Entry], list[Entry]], tuple[int, int] | None]:
+    """A warning of ours alone, with this text; what torch warns of in the same place is in both."""
+
+    def pair(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] | None:
+        if not ours or not ours[0].what.endswith(": warnings"):
+            return None
+        left = [warning for warning in ours[0].value if text not in warning[1]]
+        if len(left) == len(ours[0].value):
+            return None
+        if not left:
+            return 0, 1
+        return (1, 1) if torchs and torchs[0] == Entry(ours[0].what, left) else None
+
+    return pair
 
 
 def _opened_later(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] | None:
@@ -223,7 +227,11 @@ DIFFERENCES: Final[dict[str, Difference]] = {
     ),
     "unshared streams": Difference(
         "where several workers each read the whole of a stream and none has asked which it is, ours says so once",
-        _said_more,
+        _said_more("has not asked which worker it is in"),
+    ),
+    "forgotten epochs": Difference(
+        "a sampler that shuffles by its epoch and is not told the next one gives the same order again; ours says so",
+        _said_more("call loader.set_epoch(epoch) before each one"),
     ),
     "opened at the first step": Difference(
         "without workers, `async for` opens a stream in the thread that reads it, and not in `aiter`, which cannot "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,11 @@ def test_data_that_grows_between_epochs(order: str, persistent: bool) -> None:
         return arguments | {"batch_size": 4, "num_workers": 1, "persistent_workers": persistent}
 
     assert_alike(Case(make, (None, None, None), between))
+
+
+def test_a_distributed_sampler_that_is_not_told_its_epoch() -> None:
+    row = frozenset({"forgotten epochs"} if find_spec("aloader.sampling.passes") else ())
+    assert_alike(Case(lambda: orders.ORDERS["distributed"](data.Made("number"), None), (None, None), allow=row))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

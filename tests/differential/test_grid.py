@@ -56,7 +56,12 @@ def case_of(choice: Choice) -> Case:
             arguments["collate_fn"] = data.with_info
         return arguments
 
-    return Case(make, choice["epochs"])
+    def between(epoch: int, loader: Any) -> None:
+        sampler = getattr(loader.batch_sampler, "sampler", None)
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+
+    return Case(make, choice["epochs"], between)
 
 
 CHOICES = pairwise(FACTORS, allowed, most=len(data.DATASETS) * len(FACTORS["workers"]))
