@@ -181,14 +181,14 @@ class Dispatcher:
         self._delivery.land(seq, Deliver(seq, batch), nbytes, commands)
         self._window.learn(nbytes)
         self._draw(commands)
-        self._work.feed(ticket.lane, commands)
+        self._work.refill(self._work.slots[index], commands)
 
     def _on_ticket_failed(self, event: TicketFailed, commands: list[Command]) -> None:
         ticket = self._work.let_go(event.slot, event.generation, event.seq)
         if ticket is not None:
             self._work.memory.reserve(ticket, 0)
             self._fail(event.seq, event.error, commands)
-            self._work.feed(ticket.lane, commands)
+            self._work.refill(self._work.slots[event.slot], commands)
 
     def _fail(self, seq: int, error: object, commands: list[Command]) -> None:
         """An error is the outcome of a ticket that has no memory."""
@@ -200,7 +200,7 @@ class Dispatcher:
         slot = self._work.current(event.slot, event.generation)
         if slot is not None:
             self._skip(self._work.run_dry(slot, event.seq), commands)
-            self._work.feed(slot.lane, commands)
+            self._work.refill(slot, commands)
 
     def _skip(self, seqs: list[int], commands: list[Command]) -> None:
         """Nobody works on these, and nothing is missing: draw others, while somebody is left to work on them."""
@@ -227,7 +227,7 @@ class Dispatcher:
         if blamed is not None:
             self._fail(blamed.seq, event.error, commands)
         self._restart_or_end(slot, commands)
-        self._work.feed(slot.lane, commands)
+        self._work.refill(slot, commands)
 
     def _lose_share(self, slot: Slot, running: int | None, commands: list[Command]) -> None:
         """The rest of a lost worker's share is lost with it. That is said once, in the place of one of its tickets, or
@@ -241,7 +241,7 @@ class Dispatcher:
         elif not complete:
             self._untold = True
         self._skip(lost, commands)
-        self._work.feed(slot.lane, commands)
+        self._work.refill(slot, commands)
 
     def _tell(self, seq: int, commands: list[Command]) -> None:
         self._untold = False

@@ -29,7 +29,7 @@ def check(dispatcher: Dispatcher) -> None:
         known = len(work.tickets) + landed + len(delivery.unconsumed)
         assert dispatcher._skipped == delivery.passed + len(delivery.landed) - landed, "a skipped ticket was lost"
         assert known == unfinished, "a ticket was lost"
-        for lane in dict.fromkeys(slot.lane for slot in work.slots):
+        for lane in _lanes(work):
             _check_lane(lane, work, config.credit)
         _check_nothing_waits_in_vain(work)
         _check_window(dispatcher._window, unfinished, drawing=dispatcher._drawing)
@@ -38,12 +38,16 @@ def check(dispatcher: Dispatcher) -> None:
 
 def _check_places(work: Work, delivery: Delivery) -> None:
     """Every ticket that was drawn and not consumed is in exactly one place."""
-    lanes = dict.fromkeys(slot.lane for slot in work.slots)
+    lanes = _lanes(work)
     queued = [seq for lane in lanes for seq in lane.queue]
     held = [seq for slot in work.slots for seq in slot.held]
     places = [*queued, *held, *delivery.landed, *delivery.unconsumed]
     assert len(places) == len(set(places)), "a ticket is in two places"
     assert {*queued, *held} == set(work.tickets), "a ticket is known and nowhere, or somewhere and unknown"
+
+
+def _lanes(work: Work) -> list[Lane]:
+    return list(dict.fromkeys(lane for slot in work.slots for lane in (slot.lane, slot.dealt) if lane is not None))
 
 
 def _check_order(work: Work, delivery: Delivery) -> None:
@@ -63,20 +67,22 @@ def _check_slots(work: Work, config: DispatcherConfig) -> None:
         assert not slot.dry or config.interchangeable, "a slot has run dry, and its tickets are its own"
         assert not (slot.ready and slot.ended), "an ended slot is ready"
         for seq, ticket in slot.held.items():
-            assert (ticket.seq, ticket.slot, ticket.lane) == (seq, slot, slot.lane)
+            assert (ticket.seq, ticket.slot) == (seq, slot)
+            assert ticket.lane in (slot.lane, slot.dealt)
     for ticket in work.tickets.values():
         assert ticket.slot is None or ticket.seq in ticket.slot.held, "a ticket believes it is held"
 
 
 def _check_lane(lane: Lane, work: Work, credit: int) -> None:
-    members = [slot for slot in work.slots if slot.lane is lane]
+    members = [slot for slot in work.slots if lane in (slot.lane, slot.dealt)]
     assert lane.live == sum(not slot.ended and not slot.dry for slot in members)
-    assert (lane in work.cycle) == (lane.live > 0), "a lane is drawn for if and only if it has a live slot"
+    dealt = any(slot.dealt is lane for slot in work.slots)
+    assert dealt or (lane in work.cycle) == (lane.live > 0), "a lane is drawn for if and only if it has a live slot"
     assert lane.live or not lane.queue, "tickets are queued where nobody will take them"
     assert all(work.tickets[seq].lane is lane for seq in lane.queue)
     takers = [slot for slot in members if slot.ready and not slot.dry and len(slot.held) < credit]
     if isinstance(lane, SharedLane):
-        _check_listing(lane, takers)
+        _check_listing(lane, [slot for slot in takers if slot.dealt is None or not slot.dealt.queue])
     elif isinstance(lane, OwnLane):
         assert lane.taker() is (takers[0] if takers else None)
 
@@ -109,7 +115,7 @@ def _check_nothing_waits_in_vain(work: Work) -> None:
     for ticket in waiting:
         front = ticket.slot is not None or (ticket.lane.queue[0] == ticket.seq and ticket.lane.taker() is not None)
         assert front, "a ticket waits for memory that it could not use"
-    for lane in work.cycle:
+    for lane in _lanes(work):
         if lane.queue and lane.taker() is not None:
             assert work.tickets[lane.queue[0]].wants is not None, "a ticket waits although a slot could take it"
 

@@ -2,7 +2,8 @@
 
 A *lane* is a queue of tickets together with the slots that may take from it. With `in_order=True` every slot has a lane
 of its own, so that a ticket's worker is fixed when it is drawn; with `in_order=False` all slots share one lane, so that
-fast workers get more. Nothing else in the engine knows the difference.
+fast workers get more: after the first tickets of an epoch, as many as there is credit, which are dealt in turn, as by
+torch, whoever is ready first.
 
 A queue is a heap of seqs, not a deque: what a lost worker held goes back to where it belongs, and in a shared lane that
 need not be the front.
@@ -28,13 +29,15 @@ class Ticket:
 
 
 class Slot:
-    """A worker's place, and the tickets that the process now in it holds."""
+    """A worker's place, and the tickets that the process now in it holds. `dealt` is the queue of what it begins with
+    where it has no lane of its own (it is full then, and not refilled)."""
 
-    __slots__ = ("dry", "ended", "generation", "held", "index", "lane", "listed", "ready")
+    __slots__ = ("dealt", "dry", "ended", "generation", "held", "index", "lane", "listed", "ready")
 
-    def __init__(self, index: int, lane: Lane) -> None:
+    def __init__(self, index: int, lane: Lane, dealt: OwnLane | None) -> None:
         self.index = index
         self.lane = lane
+        self.dealt = dealt
         self.generation = 0
         self.ready = False
         self.ended = False
@@ -104,7 +107,7 @@ class SharedLane:
             del self._by_load[slot.listed][slot.index]
             slot.listed = None
         load = len(slot.held)
-        if slot.ready and not slot.dry and load < self._credit:
+        if slot.ready and not slot.dry and load < self._credit and not (slot.dealt and slot.dealt.queue):
             self._by_load[load][slot.index] = slot
             slot.listed = load
             self._least = min(self._least, load)
@@ -115,8 +118,13 @@ Lane = OwnLane | SharedLane
 
 def make_slots(count: int, credit: int, *, in_order: bool) -> list[Slot]:
     """Slots 0 … count-1, each in a lane of its own or all in one."""
-    shared = SharedLane(credit)
-    slots = [Slot(index, OwnLane(credit) if in_order else shared) for index in range(count)]
+    if in_order:
+        slots = [Slot(index, OwnLane(credit), None) for index in range(count)]
+    else:
+        shared = SharedLane(credit)
+        slots = [Slot(index, shared, OwnLane(credit)) for index in range(count)]
     for slot in slots:
         slot.lane.join(slot)
+        if slot.dealt is not None:
+            slot.dealt.join(slot)
     return slots

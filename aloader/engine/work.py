@@ -28,11 +28,12 @@ class Awaited(NamedTuple):
 class Work:
     """Tickets queued and held, the slots that hold them, and the memory they have."""
 
-    __slots__ = ("_delivery", "cycle", "memory", "slots", "tickets", "under_way")
+    __slots__ = ("_delivery", "_to_deal", "cycle", "memory", "slots", "tickets", "under_way")
 
     def __init__(self, config: DispatcherConfig, delivery: Delivery) -> None:
         self._delivery = delivery
         self.memory = Memory(config.memory_limit, config.first_allowance, config.lean_bytes, config.slots + 1)
+        self._to_deal = config.slots * config.credit
         self.slots = make_slots(config.slots, config.credit, in_order=config.in_order)
         self.cycle: deque[Lane] = deque(dict.fromkeys(slot.lane for slot in self.slots))  # live lanes, the next first
         self.tickets: dict[int, Ticket] = {}  # queued and held
@@ -42,11 +43,19 @@ class Work:
 
     def add(self, seq: int, indices: object, commands: list[Command]) -> None:
         """Queue a ticket in the next live lane; there must be one."""
-        lane = self.cycle[0]
-        self.cycle.rotate(-1)
+        slot = self.slots[seq % len(self.slots)]
+        if slot.dealt is not None and seq < self._to_deal and not slot.ended and not slot.dry:
+            lane: Lane = slot.dealt
+            self._front_waits_no_more(slot)  # of the shared queue: the slot is no taker of that for a while
+        else:
+            lane = self.cycle[0]
+            self.cycle.rotate(-1)
         self.tickets[seq] = Ticket(seq, indices, lane)
         heappush(lane.queue, seq)
+        slot.lane.update(slot)
         self.feed(lane, commands)
+        if lane is not slot.lane:
+            self.feed(slot.lane, commands)
 
     def current(self, index: int, generation: int) -> Slot | None:
         """The slot, if it is that generation's word that counts in it."""
@@ -57,7 +66,13 @@ class Work:
         if not slot.ready:
             slot.ready = True
             slot.lane.update(slot)
-            self.feed(slot.lane, commands)
+            self.refill(slot, commands)
+
+    def refill(self, slot: Slot, commands: list[Command]) -> None:
+        """Give a slot what it can take: what was dealt to it first."""
+        if slot.dealt is not None:
+            self.feed(slot.dealt, commands)
+        self.feed(slot.lane, commands)
 
     def feed(self, lane: Lane, commands: list[Command]) -> None:
         """Assign from the front of the queue for as long as there is a taker and memory."""
@@ -116,7 +131,7 @@ class Work:
         slot = ticket.lane.taker()
         assert slot is not None
         self._assign(ticket, slot, commands)
-        self.feed(ticket.lane, commands)
+        self.refill(slot, commands)
 
     def goes_ahead(self, ticket: Ticket) -> bool:
         """Whether the lowest waiting ticket may exceed the budget, since memory would not free itself."""
@@ -154,8 +169,7 @@ class Work:
     def take_back(self, slot: Slot, running: int | None) -> Ticket | None:
         """Queue again what a lost worker held, without its memory; but what it was running is returned instead."""
         queue = slot.lane.queue
-        if queue:
-            self.tickets[queue[0]].wants = None  # it may not be the front any more, nor its lane have a taker
+        self._front_waits_no_more(slot)
         held, slot.held = slot.held, {}
         slot.ready = False
         slot.lane.update(slot)
@@ -164,6 +178,7 @@ class Work:
                 self.under_way -= 1
             ticket.wants = None
             ticket.slot = None
+            ticket.lane = slot.lane
             self.memory.reserve(ticket, 0)
             if seq != running:
                 heappush(queue, seq)
@@ -174,9 +189,9 @@ class Work:
 
     def run_dry(self, slot: Slot, seq: int) -> list[int]:
         """Its worker makes nothing from `seq` on: the seqs that nobody will work on. What it had begun before stays."""
-        if slot.dry:
-            return []
         dropped = self._drop(slot, seq)
+        if slot.dry:
+            return dropped
         slot.dry = True
         slot.lane.update(slot)
         return dropped + self._leave_lane(slot)
@@ -190,15 +205,19 @@ class Work:
 
     def _drop(self, slot: Slot, first: int) -> list[int]:
         """Forget what a slot holds from `first` on."""
-        queue = slot.lane.queue
-        if queue:
-            self.tickets[queue[0]].wants = None  # its lane may have no taker any more
+        self._front_waits_no_more(slot)
         dropped = [seq for seq in slot.held if seq >= first]
         for seq in dropped:
             ticket = self.let_go(slot.index, slot.generation, seq)
             assert ticket is not None
             self.memory.reserve(ticket, 0)
         return dropped
+
+    def _front_waits_no_more(self, slot: Slot) -> None:
+        """The front of a queue of which this slot may have been the only taker; or it may not be the front for long."""
+        for lane in (slot.lane, slot.dealt):
+            if lane is not None and lane.queue:
+                self.tickets[lane.queue[0]].wants = None
 
     def end(self, slot: Slot) -> list[int]:
         """Give up a slot that holds nothing: the seqs that nobody will work on, since it was the last of its lane."""
@@ -207,6 +226,12 @@ class Work:
 
     def _leave_lane(self, slot: Slot) -> list[int]:
         lane = slot.lane
+        if slot.dealt is not None:
+            slot.dealt.live = 0
+            for seq in slot.dealt.queue:  # others may have it
+                self.tickets[seq].lane = lane
+                heappush(lane.queue, seq)
+            slot.dealt.queue.clear()
         lane.live -= 1
         if lane.live:
             return []
@@ -222,6 +247,8 @@ class Work:
         for slot in self.slots:
             slot.held.clear()
             slot.lane.queue.clear()
+            if slot.dealt is not None:
+                slot.dealt.queue.clear()
         for ticket in self.tickets.values():
             self.memory.reserve(ticket, 0)
         self.tickets.clear()

@@ -41,7 +41,7 @@ class Fate:
 
     seq: int
     indices: object
-    home: int | None
+    home: int | None  # None: anybody's
     state: str = "queued"  # held, landed, out, consumed, skipped
     slot: int | None = None
     asked: int | None = None  # bytes its worker waits for
@@ -118,11 +118,15 @@ class Oracle:
         """Who could go on if there were memory, and how many bytes each would have then."""
         wanted = {fate.seq: fate.asked for fate in self.those("held") if fate.asked is not None}
         takers, queued = self.takers(), self.those("queued")
-        if self.config.in_order:
-            fronts = [min((f.seq for f in queued if f.home == slot), default=None) for slot in takers]
-        else:
-            fronts = [min((f.seq for f in queued), default=None)] if takers else []
+        fronts = [min((f.seq for f in queued if f.home == slot), default=None) for slot in takers]
+        if self.free_takers():
+            fronts.append(min((f.seq for f in queued if f.home is None), default=None))
         return wanted | {seq: self.allowance() for seq in fronts if seq is not None}
+
+    def free_takers(self) -> list[int]:
+        """Those that may take what is anybody's: none that has something of its own to begin with."""
+        homes = {fate.home for fate in self.those("queued")}
+        return [slot for slot in self.takers() if slot not in homes]
 
     def fits(self, seq: int, nbytes: int) -> bool:
         return self.reserved() - self.fates[seq].reserved + nbytes <= self.config.memory_limit
@@ -167,7 +171,7 @@ class Oracle:
                 if fate := self._held(slot, generation, seq):
                     self._fail(fate, error)
             case RanDry(slot, generation, seq):
-                if self._is_current(slot, generation) and not self.places[slot].dry:
+                if self._is_current(slot, generation):
                     self._ran_dry(slot, seq)
             case WorkerLost(slot, generation, running, error):
                 if self._is_current(slot, generation):
@@ -195,6 +199,10 @@ class Oracle:
         if self.config.in_order and self.live() and not self.untold:
             after = [slot for slot in self.live() if slot > self.last_home]
             home = self.last_home = min(after or self.live())
+        seq, slots = len(self.fates), self.config.slots
+        first = not self.config.in_order and seq < slots * self.config.credit
+        if first and not self.untold and seq % slots in self.live():
+            home = seq % slots  # the first are dealt in turn
         self.fates.append(Fate(len(self.fates), indices, home))
         if self.untold:
             self.untold = False
@@ -214,8 +222,15 @@ class Oracle:
         """Queued tickets that only this slot, which is out of the game, could have taken."""
         return [f for f in self.those("queued") if not self.live() or (self.config.in_order and f.home == slot)]
 
+    def _free_homed(self, slot: int) -> None:
+        """What was dealt to a slot that is out of the game is anybody's."""
+        for fate in self.those("queued"):
+            if fate.home == slot and not self.config.in_order:
+                fate.home = None
+
     def _ran_dry(self, slot: int, seq: int) -> None:
         self.places[slot].dry = True
+        self._free_homed(slot)
         for fate in [*(f for f in self.held_by(slot) if f.seq >= seq), *self._of_nobody(slot)]:
             self._skip(fate)
         self.drawing = self.drawing and (bool(self.live()) or self.untold)
@@ -225,6 +240,7 @@ class Oracle:
         place, held = self.places[slot], self.held_by(slot)
         whole = place.dry and not held
         was_dry, place.ended, place.ready = place.dry, True, False
+        self._free_homed(slot)
         left = {fate.seq: fate for fate in held} | ({} if was_dry else {f.seq: f for f in self._of_nobody(slot)})
         told = running if running in left else min(left, default=None)
         for fate in left.values():
@@ -253,6 +269,7 @@ class Oracle:
         self.loss = error
         for fate in self.held_by(slot):
             fate.state, fate.slot, fate.asked, fate.reserved, fate.ahead = "queued", None, None, 0, False
+            fate.home = fate.home if self.config.in_order else None
             if fate.seq == running:
                 self._fail(fate, error)
         place = self.places[slot]
@@ -263,6 +280,7 @@ class Oracle:
             self.owed.append(Restart(slot, place.generation))
             return
         place.ended = True
+        self._free_homed(slot)
         for fate in self.those("queued"):
             if not self.live() or (self.config.in_order and fate.home == slot):
                 self._fail(fate, error)
@@ -307,10 +325,11 @@ class Oracle:
         assert self._is_current(command.slot, command.generation)
         assert command.slot in self.takers(), "the slot is not ready or has no credit"
         assert (command.indices, command.allowance) == (fate.indices, self.allowance())
-        if self.config.in_order:
+        if fate.home is not None:
             assert command.slot == fate.home, "not its slot by the round robin"
         else:
-            fewest = min(len(self.held_by(slot)) for slot in self.takers())
+            assert command.slot in self.free_takers(), "it has its own to begin with"
+            fewest = min(len(self.held_by(slot)) for slot in self.free_takers())
             assert len(self.held_by(command.slot)) == fewest, "another slot holds fewer"
         self._check_turn(command.seq, wanted)
         fate.state, fate.slot, fate.reserved = "held", command.slot, command.allowance

@@ -174,10 +174,27 @@ def test_without_order_the_fast_worker_gets_more() -> None:
 
 
 def test_without_order_whoever_holds_fewest_is_given_the_next_and_equals_take_turns() -> None:
-    dispatcher = make(3, credit=3, narrow_window=9, in_order=False)
-    assert assigned(opened(dispatcher, 6, 0, 1, 2)) == [(0, 0), (1, 1), (2, 2), (0, 3), (1, 4), (2, 5)]
+    dispatcher = make(3, credit=3, narrow_window=12, in_order=False)
+    dealt = sorted(assigned(opened(dispatcher, 9, 0, 1, 2)))
+    assert dealt == [(slot, slot + n) for slot in range(3) for n in (0, 3, 6)]
     tell(dispatcher, arrived(1, 1), arrived(1, 4), arrived(2, 2))
-    assert assigned(tell(dispatcher, *drawn(6, 7, 8))) == [(1, 6), (2, 7), (1, 8)]
+    assert assigned(tell(dispatcher, *drawn(9, 10, 11))) == [(1, 9), (2, 10), (1, 11)]
+
+
+def test_without_order_the_first_are_dealt_in_turn_whoever_is_ready_first() -> None:
+    dispatcher = make(2, credit=2, narrow_window=8, in_order=False)
+    assert assigned(opened(dispatcher, 6, 1)) == [(1, 1), (1, 3)]
+    assert assigned(tell(dispatcher, arrived(1, 1))) == [(1, 4)]
+    assert assigned(tell(dispatcher, *ready(0))) == [(0, 0), (0, 2)]
+    assert assigned(tell(dispatcher, arrived(0, 0))) == [(0, 5)]
+
+
+def test_what_was_dealt_to_a_worker_that_is_given_up_is_anybodys() -> None:
+    dispatcher = make(2, credit=2, narrow_window=8, in_order=False, max_restarts=0)
+    assert assigned(opened(dispatcher, 4, 1)) == [(1, 1), (1, 3)]
+    assert not assigned(tell(dispatcher, WorkerLost(0, 0, None, "lost")))
+    assert assigned(tell(dispatcher, arrived(1, 3))) == [(1, 0)]
+    assert assigned(tell(dispatcher, arrived(1, 1))) == [(1, 2)]
 
 
 # -- delivery and the end ---------------------------------------------------------------------------------------------
@@ -487,6 +504,6 @@ def test_without_order_it_is_the_lowest_that_somebody_holds() -> None:
     tell(d, Opened(), *drawn("a", "b", "c", "d"))
     assert d.awaited() is None
     tell(d, *ready(1))
-    assert d.awaited() == Awaited(0, "a", 1)
-    tell(d, arrived(1, 0))
     assert d.awaited() == Awaited(1, "b", 1)
+    tell(d, arrived(1, 1))
+    assert d.awaited() == Awaited(3, "d", 1)

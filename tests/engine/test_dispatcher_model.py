@@ -214,7 +214,7 @@ class Machine(RuleBasedStateMachine):
             NeedMemory(slot, generation, seq, nbytes),
             BatchArrived(slot, generation, seq, nbytes, self.new_batch()),
             TicketFailed(slot, generation, seq, "late"),
-            *([RanDry(slot, generation, seq)] if self.shares and (old or self.oracle.places[slot].dry) else []),
+            *([RanDry(slot, generation, seq)] if self.shares and old else []),
             *([WorkerLost(slot, generation, seq, "late"), WorkerReady(slot, generation)] if old else []),
         ]
         self.tell(data.draw(st.sampled_from(kinds)))
