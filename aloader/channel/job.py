@@ -27,6 +27,7 @@ from aloader.channel.carry import carry, restore
 from aloader.channel.context import importing
 from aloader.channel.flags import Values, follow
 from aloader.channel.offender import safe_repr
+from aloader.channel.sharing import by_name
 
 _HEAD: Final = struct.Struct("<QQ")
 
@@ -70,7 +71,7 @@ class Carried:
     """A pickled job, and the memfd that it was written into."""
 
     def __init__(self, job: Job, context: bytes, flags: Values | None = None) -> None:
-        packed = carry(job._replace(worker_setup=None))
+        packed = carry(job._replace(worker_setup=None), share=by_name)
         self.captured = packed.captured
         self.nbytes = len(packed.body) + sum(b.nbytes for b in packed.buffers)
         self.in_stream = len(packed.body)  # bytes of Python objects: what is not shared

@@ -44,13 +44,7 @@ def test_what_a_worker_is_like(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_alike(case, ways=("for",))
 
 
-SHARED = [
-    "fork",
-    pytest.param("template", marks=pytest.mark.xfail(reason="the dataset's shared memory is carried by value")),
-]
-
-
-@pytest.mark.parametrize("start", SHARED)
+@pytest.mark.parametrize("start", ["fork", "template"])
 def test_memory_that_a_dataset_shares_stays_shared(start: str) -> None:
     """What a worker writes there is seen by the program."""
 
