@@ -6,21 +6,24 @@ from aloader.errors import (
     LoaderBusy,
     LoaderClosed,
     LoaderError,
+    LoaderTimeout,
     SampleError,
     StorageError,
     WorkerLost,
 )
 from aloader.loader import DataLoader
 from aloader.pool.pool import WorkerPool
-from aloader.stats import LoaderStats
+from aloader.stats import BatchInfo, LoaderStats
 
 __all__ = [
+    "BatchInfo",
     "DataLoader",
     "KeyNotFound",
     "LoaderBusy",
     "LoaderClosed",
     "LoaderError",
     "LoaderStats",
+    "LoaderTimeout",
     "SampleError",
     "StorageError",
     "WorkerLost",

@@ -6,14 +6,15 @@ import operator
 from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe, SequentialSampler
+from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler
 
 from aloader.pool.pool import NO_WORKERS, WorkerPool
+from aloader.worker.fetch import is_async, is_iterable
 
 
 class Unasked(int):
-    """The `prefetch_factor` that a loader shows where none was given: torch's number. Whoever makes the loader again
-    from its attributes, as frameworks do, does not ask for it thereby."""
+    """The number that a loader shows where none was given: torch's `prefetch_factor`, the `num_workers` of a pool.
+    Whoever makes the loader again from its attributes, as frameworks do, does not ask for it thereby."""
 
 
 def asked(prefetch_factor: int | None) -> int | None:
@@ -31,19 +32,38 @@ def check_num_workers(num_workers: Any) -> None:
         raise RuntimeError(NO_WORKERS)
 
 
+def check_pool(pool: Any, multiprocessing_context: Any) -> None:
+    """A shared pool is one, and says itself how its processes start."""
+    if pool is None:
+        return
+    if not isinstance(pool, WorkerPool):
+        raise TypeError(f"pool option should be an aloader.WorkerPool, but got pool={pool!r}")
+    if multiprocessing_context is not None:
+        raise ValueError(
+            "multiprocessing_context option and pool option exclude each other: "
+            "give it to the pool, WorkerPool(n, multiprocessing_context=...)"
+        )
+
+
+def check_worker_setup(worker_setup: Any) -> None:
+    """Before anything is made of it."""
+    if worker_setup is not None and not callable(worker_setup):
+        raise TypeError(
+            f"worker_setup option should be a function without arguments, but got worker_setup={worker_setup!r}"
+        )
+
+
 def check_dataset(loader: TorchDataLoader[Any]) -> None:
     """Whether the dataset is of a kind that can be loaded."""
     dataset = loader.dataset
     if isinstance(dataset, IterDataPipe | MapDataPipe):
-        raise NotImplementedError("DataPipes are not supported: give the loader a Dataset, or use torch's loader")
-    iterable = isinstance(dataset, IterableDataset) or (
-        hasattr(type(dataset), "__aiter__") and not hasattr(type(dataset), "__getitem__")
-    )
-    if iterable:
+        kind = type(getattr(dataset, "_datapipe", dataset)).__name__  # torch has put a wrapper around it
         raise NotImplementedError(
-            f"iterable-style datasets are not supported yet, and {type(dataset).__name__} is one: "
-            "give it __getitem__ and __len__, or use torch's own loader for it"
+            f"{kind} is a DataPipe, which only torch.utils.data.DataLoader loads, for old programs' "
+            "sake: give the loader a dataset with __getitem__ and __len__, or keep torch's loader for this one"
         )
+    if is_iterable(dataset):
+        return
     own_order = type(loader.sampler) is not SequentialSampler or loader.batch_size is None
     if not hasattr(type(dataset), "__len__") and not own_order:
         raise TypeError(
@@ -62,6 +82,11 @@ def check_more(loader: TorchDataLoader[Any], light: bool, prefetch_factor: int |
         raise ValueError(
             "concurrency option needs num_workers > 0 or an async dataset: without workers, "
             "samples of an ordinary dataset are fetched one after the other, as by torch"
+        )
+    if concurrency is not None and is_iterable(loader.dataset) and not is_async(loader.dataset):
+        raise ValueError(
+            "concurrency option needs a dataset with __getitem__ or an async one: an iterable dataset is read from its "
+            "front, one sample after the other"
         )
     if prefetch_factor is not None and prefetch_factor < 1:
         raise ValueError(

@@ -39,6 +39,20 @@ class WorkerLost(LoaderError, RuntimeError):  # noqa: N818  (what happened, as `
         self.sample = sample
 
 
+class LoaderTimeout(LoaderError, RuntimeError, TimeoutError):  # noqa: N818
+    """No batch came within `timeout` seconds. Iterating further waits again.
+
+    `worker` is the slot of the worker whose batch is waited for (-1: nobody's yet), `indices` are that batch's samples,
+    `stack` is where the worker stands in the dataset's code: text, as in a traceback.
+    """
+
+    def __init__(self, message: str, *, worker: int = -1, indices: list[object] | None = None, stack: str = "") -> None:
+        super().__init__(message)
+        self.worker = worker
+        self.indices = [] if indices is None else indices
+        self.stack = stack
+
+
 class LoaderClosed(LoaderError, RuntimeError):  # noqa: N818
     """The loader, its pool or the event loop it was iterated on has been closed."""
 

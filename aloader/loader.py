@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import operator
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Self, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Sampler
+from torch.utils.data import IterableDataset, Sampler
 
 from aloader import arguments
 from aloader.errors import LoaderClosed
 from aloader.pool.asynchronous import AsyncBatches
 from aloader.pool.blocking import Batches
-from aloader.pool.limits import default_memory_limit, parse_bytes
-from aloader.pool.threads import in_thread
-from aloader.runtime import Runtime, begin_sampling, maker
+from aloader.pool.informed import Informed
+from aloader.pool.limits import cpus_allowed, default_memory_limit, parse_bytes, too_many_workers
+from aloader.pool.pool import WorkerPool
+from aloader.pool.threads import in_thread, running_loop
+from aloader.runtime import Runtime
+from aloader.sampling.passes import Passes, tell_epoch
+from aloader.settings import begin_sampling, maker
 from aloader.stats import LoaderStats
-from aloader.worker import stray
-from aloader.worker.fetch import is_async
+from aloader.worker import calls, debug, stray
+from aloader.worker.fetch import is_async, is_iterable
 from aloader.worker.here import InlineBatches, ThreadedBatches
+from aloader.worker.replay import replay
 
 T_co = TypeVar("T_co", covariant=True)
 
 _TORCH_HAS_IN_ORDER: Final = "in_order" in inspect.signature(TorchDataLoader.__init__).parameters
+
+
+class _ReadFromTheFront(IterableDataset[Any]):
+    """What torch's checks see of a dataset that only `async for` can read: an iterable one."""
+
+    def __iter__(self) -> Any:
+        raise NotImplementedError
 
 
 class DataLoader(TorchDataLoader[T_co]):
@@ -35,6 +50,13 @@ class DataLoader(TorchDataLoader[T_co]):
         so many at once in threads (default: one after the other, inline).
     memory_limit: bytes, or text such as "8GiB", that batches may take that are fetched and not consumed yet, over all
         workers (default: a quarter of the memory). What the program keeps is not counted.
+    worker_setup: a function without arguments that runs in the workers before the dataset is loaded: once for all of
+        them in the process that they are forked from, or in each with a `multiprocessing_context`. For what a worker
+        does not take over by itself. Not run without workers.
+
+    pool: a `WorkerPool` to take the workers from, which other loaders use too. Without `num_workers`, this loader has
+        a share of it: its processes divided by the number of loaders on it when an epoch begins. Give `num_workers`
+        where random augmentation has to come out the same: torch ties it to the number of workers.
 
     `prefetch_factor` bounds how many batches a worker may hold; for an async dataset it defaults to what keeps its
     concurrency filled. Nothing is started by the constructor. Use `async with` or `with`, `aclose()` or `close()` to
@@ -67,13 +89,21 @@ class DataLoader(TorchDataLoader[T_co]):
         in_order: bool = True,
         concurrency: int | None = None,
         memory_limit: int | str | None = None,
+        pool: WorkerPool | None = None,
+        worker_setup: Callable[[], object] | None = None,
     ) -> None:
         arguments.check_num_workers(num_workers)
         prefetch_factor = arguments.asked(prefetch_factor)
+        arguments.check_pool(pool, multiprocessing_context)
+        arguments.check_worker_setup(worker_setup)
+        elastic = pool is not None and (num_workers == 0 or isinstance(num_workers, arguments.Unasked))
+        if pool is not None and elastic:
+            num_workers = arguments.Unasked(pool.num_workers)
         asynchronous = is_async(dataset)
         light = num_workers == 0 and asynchronous  # an async dataset on the user's own loop takes more arguments
+        iterable = is_iterable(dataset)
         super().__init__(
-            dataset,
+            _ReadFromTheFront() if iterable and not isinstance(dataset, IterableDataset) else dataset,
             batch_size,
             shuffle,
             sampler,
@@ -91,6 +121,7 @@ class DataLoader(TorchDataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             **({"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}),
         )
+        self.__dict__["dataset"] = dataset  # one that is iterable, and not torch's, was known to torch under its name
         arguments.check_dataset(self)
         arguments.check_more(self, light, prefetch_factor, concurrency)
         if light:
@@ -100,25 +131,33 @@ class DataLoader(TorchDataLoader[T_co]):
         if asynchronous:
             self.collate_fn = stray.guarded(self.collate_fn, dataset)
         self.in_order = in_order
+        self.worker_setup = worker_setup
         self.concurrency = concurrency
         self.memory_limit = memory_limit
+        self.pool = pool
+        self._elastic = elastic
+        if pool is not None:
+            pool.loaders.add(self)
         self.memory_bytes = default_memory_limit() if memory_limit is None else parse_bytes(memory_limit)
         self.explicit_prefetch = prefetch_factor
         self.is_async = asynchronous
+        self.is_iterable = iterable
         self._runtime: Runtime | None = None
         self._stats = LoaderStats()
         self._closed = False
+        self._passes = Passes()
 
     # -- iterating -------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
         """A new epoch, for plain `for`. With `persistent_workers`, the one iterator begins anew, as torch's does."""
         runtime = self._open_runtime()
+        if debug.is_on():
+            return debug.Batches(runtime.debugged(self))
         if self.num_workers == 0:
             if self.is_async:
                 return runtime.privately(self)
-            return InlineBatches(begin_sampling(self)[0], maker(self), self)
-        self.check_worker_number_rationality()
+            return InlineBatches(self._indices(), maker(self, runtime.number()), self)
         run, kept = runtime.processes(self), cast("Any", self._iterator)
         if self.persistent_workers and isinstance(kept, Batches):
             kept.restart(run)
@@ -128,15 +167,63 @@ class DataLoader(TorchDataLoader[T_co]):
             self._iterator = batches  # type: ignore[assignment]
         return batches
 
-    def __aiter__(self) -> AsyncBatches | ThreadedBatches:
+    def __aiter__(self) -> AsyncBatches | ThreadedBatches | debug.AsyncBatches:
         """A new epoch, for `async for`, on the running loop."""
+        running_loop()
         runtime = self._open_runtime()
+        if debug.is_on():
+            return debug.AsyncBatches(runtime.debugged(self, asyncio.get_running_loop()))
         if self.num_workers == 0:
             if self.is_async:
                 return AsyncBatches(runtime.here(self), runtime)
-            return ThreadedBatches(begin_sampling(self)[0], maker(self), runtime.thread(), self)
-        self.check_worker_number_rationality()
+            return ThreadedBatches(self._indices(), maker(self, runtime.number()), runtime.thread(), self)
         return AsyncBatches(runtime.processes(self), runtime)
+
+    def check_worker_number_rationality(self) -> None:
+        """Torch's warning where there are more workers than CPUs, and one where a container's quota allows fewer."""
+        super().check_worker_number_rationality()
+        more = too_many_workers(self.num_workers, cpus_allowed()) if self.num_workers else None
+        if more is not None:
+            warnings.warn(more, stacklevel=3)
+
+    def with_info(self) -> Informed:
+        """For `async for batch, info in …` and `for`: batches with their `BatchInfo`."""
+        return Informed(self.__iter__, self.__aiter__)
+
+    def _indices(self) -> Any:
+        """What batches are made of in this process."""
+        return self._passes.counted(begin_sampling(self)[0], self._index_sampler, self.dataset)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch comes next: to the sampler, the batch sampler and those inside it, and to the dataset.
+
+        Whoever of them has a `set_epoch` is told; a dataset's is broadcast to the workers' replicas. Call it before
+        each epoch. Raises TypeError for what is no integer.
+        """
+        try:
+            epoch = operator.index(epoch)
+        except TypeError:
+            raise TypeError(f"epoch should be an integer, but got epoch={epoch!r}") from None
+        tell_epoch(epoch, self.sampler, self.batch_sampler)
+        if calls.holders(self.dataset, "set_epoch"):
+            self.broadcast("set_epoch", epoch)
+
+    def broadcast(self, method: str, *args: Any) -> None:
+        """Call a method of the dataset, here and in every worker's replica: `loader.broadcast("set_epoch", 3)`.
+
+        Where the dataset has no such method, those inside torch's wrappers (`Subset`, `ConcatDataset` …) are meant.
+        A worker makes the call before the next batch that it begins: call between epochs, or in one for what is not
+        begun yet. Workers that are started later make it too. Arguments are pickled.
+
+        Raises AttributeError where there is no such method, TypeError for a coroutine function and for arguments that
+        cannot be pickled, and what the method raises here: then no worker is told. What it raises in a worker is the
+        error of that worker's next batch.
+        """
+        calls.check(self.dataset, method)
+        call = None if self._runtime is None or self.num_workers == 0 else calls.written(method, args)
+        calls.call(self.dataset, method, args)
+        if self._runtime is not None and call is not None:
+            self._runtime.broadcast(call)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -148,29 +235,33 @@ class DataLoader(TorchDataLoader[T_co]):
     async def start(self) -> Self:
         """Start the template of the workers ahead of the first epoch: importing torch takes it a second."""
         runtime = self._open_runtime()
-        if self.num_workers > 0:
+        if self.num_workers > 0 and not debug.is_on():
             await in_thread(runtime.pool(self).open)
         return self
 
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        runtime = self._close()
+        if runtime is not None:
+            await runtime.aclose(interrupted=kind is not None and not issubclass(kind, Exception))
 
     def __enter__(self) -> Self:
         runtime = self._open_runtime()
-        if self.num_workers > 0:
+        if self.num_workers > 0 and not debug.is_on():
             runtime.pool(self).open()
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        runtime = self._close()
+        if runtime is not None:
+            runtime.close(interrupted=kind is not None and not issubclass(kind, Exception))
 
     async def aclose(self) -> None:
         """End the epochs that are under way and every process, and wait for them. Idempotent.
 
-        A worker that does not come to an end by itself is killed after 0.3 s.
+        A worker that does not come to an end by itself is killed after 0.3 s, but not under its debugger.
         """
         runtime = self._close()
         if runtime is not None:
@@ -195,6 +286,15 @@ class DataLoader(TorchDataLoader[T_co]):
         if self._runtime is None:
             self._runtime = Runtime()
         return self._runtime
+
+    def replay(self, index: Any) -> Any:
+        """Fetch one sample in this process, as its error said: `dataset[index]`, and raise what it raises, as it is.
+
+        So a debugger finds it: `python -m pdb`, `%debug`. A sample of an async dataset is awaited on a loop of its
+        own, within the `async with` of a copy of the dataset. The same random numbers are not drawn again: they come
+        from this process's generators, as these are. The result is not collated.
+        """
+        return replay(self.dataset, index)
 
     def stats(self) -> LoaderStats:
         """What the latest epoch has done so far, and what the loader holds now. Cheap; callable at any time."""

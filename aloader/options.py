@@ -47,11 +47,26 @@ MAX_WORKER_RESTARTS: Final = 3
 #: A pickle larger than this that a captured global brought along is named in a warning.
 CAPTURED_BYTES: Final = 100 * MIB
 
+#: Seconds after which a consumer that waits for a worker without a process looks again whether a shared pool is idle.
+SEAT_PATIENCE: Final = 0.05
+
+#: Python objects whose pickle is larger than the first and took longer than this, or is larger than the second, are
+#: named in a warning: pickling them holds up the program, and every worker copies what it reads of them.
+HEAVY_SECONDS: Final = 1.0
+HEAVY_BYTES: Final = (8 * MIB, 100 * MIB)
+
 #: Seconds that a worker has to close its dataset before it is killed.
 CLOSE_GRACE: Final = 0.3
 
 #: Seconds beyond `timeout` that workers have to start: they import what the dataset needs.
 STARTING_GRACE: Final = 60.0
+
+#: Seconds that a worker has to say where it is stuck; how often it is looked for (both drivers wait meanwhile).
+STACK_PATIENCE: Final = 0.1
+STACK_POLL: Final = 0.004
+
+#: Seconds after which closing looks again whether the user is still in a worker's debugger.
+DEBUGGER_POLL: Final = 0.05
 
 #: Seconds after which a consumer that finds its batch ready passes through the loop all the same.
 LOOP_PASS: Final = 0.001

@@ -8,60 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import operator
-import os
+import time
 import weakref
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
-
-import torch
+from typing import Any
 
 from aloader import options
 from aloader.channel import context
 from aloader.channel.job import Carried, Job
-from aloader.device import pinning
-from aloader.engine import DispatcherConfig
+from aloader.errors import LoaderClosed
 from aloader.pool.asynchronous import AsyncBatches, finish
-from aloader.pool.crew import Crew, Who
+from aloader.pool.crew import Crew
 from aloader.pool.epoch import Epoch
-from aloader.pool.pool import WorkerPool
+from aloader.pool.notices import Notices
+from aloader.pool.pool import Installed, WorkerPool
 from aloader.pool.private import PrivateLoop, PrivateLoopBatches
 from aloader.pool.run import Run, snapshot
 from aloader.pool.threads import in_thread
-from aloader.sampling.source import is_pure, source_of
+from aloader.settings import Settings, begin_sampling, bounds_of, finisher, source_for, who_of
 from aloader.stats import LoaderStats
-from aloader.worker import stray
-from aloader.worker.here import Maker
+from aloader.worker import debug, stray
+from aloader.worker.emulation import Team
 from aloader.worker.local import LocalCrew
-
-
-class Settings(Protocol):
-    """A loader's arguments, as far as running it depends on them. They may be changed between epochs."""
-
-    dataset: Any
-    batch_size: int | None
-    num_workers: int
-    collate_fn: Callable[[Any], Any]
-    pin_memory: bool
-    pin_memory_device: str
-    timeout: float
-    worker_init_fn: Callable[[int], None] | None
-    generator: torch.Generator | None
-    persistent_workers: bool
-    in_order: bool
-    concurrency: int | None
-    explicit_prefetch: int | None
-    memory_limit: int | str | None
-    memory_bytes: int
-    is_async: bool
-
-    @property
-    def multiprocessing_context(self) -> Any: ...
-    @property
-    def _auto_collation(self) -> bool: ...
-    @property
-    def _index_sampler(self) -> Any: ...
 
 
 class Runtime:
@@ -72,11 +42,16 @@ class Runtime:
         self._local: LocalCrew | None = None  # the same without processes
         self._last: Run | None = None
         self._numbers = itertools.count(1)
+        self._notices = Notices()
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._private: weakref.WeakSet[PrivateLoopBatches] = weakref.WeakSet()
         self._loops: weakref.WeakSet[PrivateLoop] = weakref.WeakSet()  # also of iterators that have been dropped
         self._pool: WorkerPool | None = None
+        self._shared = False  # the pool is the user's
+        self._crews: weakref.WeakSet[Crew] = weakref.WeakSet()  # on a shared pool
+        self._installed = Installed()
         self._thread: ThreadPoolExecutor | None = None
+        self._team: Team | None = None  # in place of workers, with ALOADER_DEBUG
 
     # -- epochs ----------------------------------------------------------------------------------------------------
 
@@ -84,6 +59,8 @@ class Runtime:
         """The next epoch on worker processes: new ones, or those that are kept."""
         pool, last = self.pool(loader), self._last
         job = carried = None
+        if self._crew is not None and self._crew.ended:
+            self._crew = None  # somebody has shut it down by torch's private name
         if loader.persistent_workers and self._crew is not None and last is not None and last.job is None:
             crew = self._crew
             last.end()
@@ -91,15 +68,19 @@ class Runtime:
             if loader.persistent_workers and self._crew is not None and last is not None:
                 last.end()  # it has not got as far as to start what would be kept
                 self._crew.end(0.0)
+            loader.check_worker_number_rationality()  # where workers are made, so not for those that are kept
             _, seed = begin_sampling(loader)
-            job = Job.of(loader.dataset, stray.unguarded(loader.collate_fn), loader.worker_init_fn)
+            job = Job.of(loader.dataset, stray.unguarded(loader.collate_fn), loader.worker_init_fn, loader.worker_setup)
             surroundings = context.capture()
             carried = pool.pickle(job, surroundings)
-            crew = pool.crew(_who(loader, seed, surroundings))
+            crew = pool.crew(who_of(loader, seed, surroundings))
+            self._crews.add(crew)
             if loader.persistent_workers:
                 self._crew = crew
-        source = source_of(loader._index_sampler, iter(loader._index_sampler))  # torch, too, asks for it again here
-        return self._run(loader, pool, crew, source, loader.num_workers, (job, carried), loader.persistent_workers)
+        sampler = loader._index_sampler
+        source = source_for(loader, loader._passes.begin(sampler))  # torch, too, asks for an iterator again here
+        slots = crew.who.num_workers  # of workers that are kept: a number set since then is for a new loader
+        return self._run(loader, pool, crew, source, slots, (job, carried), loader.persistent_workers)
 
     def here(self, loader: Settings) -> Run:
         """The next epoch of an async dataset on the running loop, on which it is opened once."""
@@ -118,9 +99,29 @@ class Runtime:
         self._loops.add(batches.loop)
         return batches
 
+    def debugged(self, loader: Settings, loop: asyncio.AbstractEventLoop | None = None) -> debug.Epoch:
+        """The next epoch in the caller's own steps (on this loop, if any), drawn and seeded as the other ways are."""
+        count, before = operator.index(loader.num_workers), self._team
+        if before is None:
+            logging.getLogger("aloader").warning(debug.IS_ON)
+        kept = before is not None and before.loop is loop and (loader.persistent_workers or not count)
+        indices: Any
+        indices, seed = (None, 0) if kept and count else begin_sampling(loader)
+        if before is None or not kept:
+            job = Job.of(loader.dataset, stray.unguarded(loader.collate_fn), loader.worker_init_fn, loader.worker_setup)
+            forks = getattr(loader.multiprocessing_context, "get_start_method", str)() == "fork"
+            self._team = Team.of(job, count, seed, loop, forks=forks)
+        assert self._team is not None
+        source = source_for(loader, iter(loader._index_sampler) if count else indices)  # as the others
+        ahead = bounds_of(loader, count).narrow_window if count else 0
+        keep = loader.persistent_workers or not count
+        kind = loader.is_iterable, loader.drop_last
+        plan = debug.Plan(source, ahead, loader._auto_collation, finisher(loader), loader, keep, *kind)
+        return debug.Epoch(self._team, plan)
+
     def _local_run(self, loader: Settings, crew: LocalCrew) -> Run:
         indices, _ = begin_sampling(loader)
-        source = source_of(loader._index_sampler, indices)
+        source = source_for(loader, indices)
         return self._run(loader, None, crew, source, 1, (None, None), True)
 
     def _run(
@@ -133,19 +134,43 @@ class Runtime:
         work: tuple[Job | None, Carried | None],
         kept: bool,
     ) -> Run:
-        epoch = Epoch(crew, next(self._numbers), source, _bounds(loader, slots), pinning.pinner(loader.pin_memory))
-        self._last = run = Run(pool, crew, epoch, source, work[0], work[1], kept, loader.timeout)
+        epoch = Epoch(crew, self.number(), source, bounds_of(loader, slots), finisher(loader), self._notices.warn)
+        passes, sampler, dataset = loader._passes, loader._index_sampler, loader.dataset  # not the loader: a cycle
+        epoch.at_end = lambda: passes.ended(sampler, dataset, source.drawn)
+        run = Run(pool, crew, epoch, source, work[0], work[1], kept, loader.timeout, self._installed)
+        self._last = run
         self._runs.add(run)
         return run
+
+    def broadcast(self, call: bytes) -> None:
+        """Have every worker call a method of its dataset."""
+        crews = {id(run.crew): run.crew for run in self._runs if run.pool is not None}
+        if self._crew is not None:
+            crews[id(self._crew)] = self._crew
+        for crew in crews.values():
+            crew.broadcast(call)
+
+    def number(self) -> int:
+        """The next epoch's number."""
+        return next(self._numbers)
 
     # -- what they run on ------------------------------------------------------------------------------------------
 
     def pool(self, loader: Settings) -> WorkerPool:
-        """The loader's own pool."""
+        """The loader's own pool, or the one that it shares."""
         if self._pool is None:
-            count = operator.index(loader.num_workers)
-            self._pool = WorkerPool(count, multiprocessing_context=loader.multiprocessing_context)
-            weakref.finalize(self, self._pool.drop)  # pool and crews know each other: no reference count would end them
+            self._shared = loader.pool is not None
+            if loader.pool is not None:
+                self._pool = loader.pool
+                weakref.finalize(self, _end_crews, self._crews)
+            else:
+                count = operator.index(loader.num_workers)
+                self._pool = WorkerPool(count, multiprocessing_context=loader.multiprocessing_context)
+                self._pool.seats.count = None  # several epochs may run at once, each with all its workers
+                # Pool and crews know each other: no reference count would end them.
+                weakref.finalize(self, self._pool.drop)
+        if self._pool.closed:
+            raise LoaderClosed("the pool of this loader has been closed; make a new one, and a loader on it")
         return self._pool
 
     def thread(self) -> ThreadPoolExecutor:
@@ -160,8 +185,16 @@ class Runtime:
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
-    async def aclose(self) -> None:
+    def _in_debugger(self) -> bool:
+        """Whether the user is in a worker's debugger: then nothing is ended under his hands, unless by Ctrl-C."""
+        return any(not run.ended and run.crew.undisturbed == 0 for run in self._runs)
+
+    async def aclose(self, *, interrupted: bool = False) -> None:
         """End everything, on the loop."""
+        while not interrupted and self._in_debugger():  # noqa: ASYNC110  (a page of memory)
+            await asyncio.sleep(options.DEBUGGER_POLL)
+        if self._team is not None:
+            await self._team.aclose()
         if self._private or self._loops:
             await in_thread(self._close_private)
         for run in list(self._runs):
@@ -169,19 +202,27 @@ class Runtime:
         if self._local is not None:
             await self._local.aclose()
         self._end_thread()
-        if self._pool is not None:
+        if self._pool is not None and not self._shared:
             await in_thread(self._pool.close)
+        elif self._pool is not None:
+            _end_crews(self._crews)
 
-    def close(self) -> None:
+    def close(self, *, interrupted: bool = False) -> None:
         """End everything, blocking."""
+        while not interrupted and self._in_debugger():
+            time.sleep(options.DEBUGGER_POLL)
+        if self._team is not None:
+            self._team.close()
         self._close_private()
         for run in list(self._runs):
             run.end()
         if self._local is not None:
             self._local.abandon()
         self._end_thread()
-        if self._pool is not None:
+        if self._pool is not None and not self._shared:
             self._pool.close()
+        elif self._pool is not None:
+            _end_crews(self._crews)
 
     def _close_private(self) -> None:
         for private in list(self._private):
@@ -194,51 +235,12 @@ class Runtime:
             self._thread.shutdown(wait=False)
 
 
-def begin_sampling(loader: Settings) -> tuple[Any, int]:
-    """A sampler's iterator and the base seed, drawn in torch's order. Warns as torch does of pinning."""
-    if loader.pin_memory:
-        pinning.warn(loader.pin_memory_device, stacklevel=5)
-    indices = iter(loader._index_sampler)
-    seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
-    return indices, seed
-
-
-def maker(loader: Settings) -> Maker:
-    """What makes the batches of an ordinary dataset in this process."""
-    return Maker(loader.dataset, loader.collate_fn, loader._auto_collation, pinning.pinner(loader.pin_memory))
+def _end_crews(crews: weakref.WeakSet[Crew]) -> None:
+    """End the workers that a loader has on a pool that goes on."""
+    for crew in list(crews):
+        crew.end()
+        crew.detach()
 
 
 def _local_crew(loader: Settings) -> LocalCrew:
-    return LocalCrew(_who(loader, 0, b""), loader.dataset, stray.unguarded(loader.collate_fn))
-
-
-def _who(loader: Settings, seed: int, surroundings: bytes) -> Who:
-    slots = max(1, loader.num_workers)  # without processes, one slot that is always filled
-    return Who(0, slots, seed, _share(loader), _in_threads(loader), loader._auto_collation, surroundings)
-
-
-def _in_threads(loader: Settings) -> bool:
-    return not loader.is_async and loader.concurrency is not None
-
-
-def _share(loader: Settings) -> int:
-    """Samples that one worker may have in flight."""
-    if loader.concurrency is not None:
-        return max(1, loader.concurrency // max(1, loader.num_workers))
-    total = options.CONCURRENCY // max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
-    return options.share_of(total, loader.num_workers) if loader.num_workers else max(1, total)
-
-
-def _bounds(loader: Settings, slots: int) -> DispatcherConfig:
-    """The bounds of an epoch: torch's, unless many samples are fetched at once."""
-    credit = loader.explicit_prefetch or options.PREFETCH_FACTOR
-    if loader.explicit_prefetch is None and (loader.is_async or _in_threads(loader)):
-        credit = options.async_credit(_share(loader), loader.batch_size or 1)
-    narrow = credit * slots
-    wide = 2 * narrow if is_pure(loader._index_sampler) else narrow
-    own_bounds = loader.explicit_prefetch is not None or loader.memory_limit is not None or loader.is_async
-    lean = None if own_bounds else options.LEAN_BYTES
-    restarts = options.MAX_WORKER_RESTARTS + slots  # the loss of the template takes every worker, and is one fault
-    return DispatcherConfig(
-        slots, credit, wide, narrow, loader.memory_bytes, loader.in_order, lean, max_restarts=restarts
-    )
+    return LocalCrew(who_of(loader, 0, b""), loader.dataset, stray.unguarded(loader.collate_fn))

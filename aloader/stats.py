@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -17,6 +18,27 @@ class EpochCounts:
     collate_seconds: float = 0.0
     wait_seconds: float = 0.0
     user_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInfo:
+    """What is known of a batch: `async for batch, info in loader.with_info()`.
+
+    `seq` is its place in the epoch, from 0; `indices` what the sampler gave for it, None for iterable-style datasets;
+    `worker` the slot of the worker that made it, None without workers; `waited` the seconds that the consumer waited
+    for it; `epoch` its epoch's number, from 1 with the loader's first.
+    """
+
+    seq: int
+    indices: Any
+    worker: int | None
+    waited: float
+    epoch: int
+
+    @property
+    def keys(self) -> Any:
+        """The indices, by the name that fits a dataset whose samples are named: `zip(info.keys, scores)`."""
+        return self.indices
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,9 @@ def _wait_until_gone(remaining: Callable[[], set[str]]) -> set[str]:
 
 
 def _everything(temp: Path, token: str) -> set[str]:
-    return _processes(token) | _descriptors() | _threads() | _files(Path("/dev/shm")) | _files(temp)
+    # multiprocessing's named semaphores are torch's loader's, in other programs of this machine: ours makes none
+    shared = {file for file in _files(Path("/dev/shm")) if "/sem.mp-" not in file}
+    return _processes(token) | _descriptors() | _threads() | shared | _files(temp)
 
 
 def _processes(token: str) -> set[str]:

@@ -12,7 +12,7 @@ import mmap
 import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import cloudpickle
@@ -91,6 +91,8 @@ class _Carrier(Reducers, cloudpickle.Pickler):  # type: ignore[misc]
         self.by_value = by_value
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, CodeType):
+            return _reduce_code(obj)
         rule = self._by_reference(obj)
         if rule is None:
             rule = self.leaf(obj)
@@ -115,6 +117,16 @@ class _Carrier(Reducers, cloudpickle.Pickler):  # type: ignore[misc]
             layout = (leaves.code_of(obj.dtype), obj.storage_offset(), tuple(obj.shape), obj.stride())
             return leaves.with_flags(obj, (leaves.on_storage, (obj.untyped_storage(), *layout)))
         return None
+
+
+def _reduce_code(code: CodeType) -> Rule:
+    """Code by value, with the name of its file, by which tracebacks and debuggers find its lines.
+
+    cloudpickle (3.1.3) puts a constant there, so that pickles of other programs are the same. A copy of the name: what
+    is pickled must not depend on which strings happen to be one object.
+    """
+    make, arguments = cloudpickle.cloudpickle._code_reduce(code)
+    return make, tuple("".join(code.co_filename) if x == "<dynamic-code>" else x for x in arguments)
 
 
 # -- arrays that are a stretch of a file ------------------------------------------------------------------------------

@@ -1,19 +1,23 @@
 """What a worker takes over from its parent, since it is not a fork of it: captured in one, applied in the other.
 
-What cannot be carried (module flags, monkeypatches) is the user's to repeat in the dataset or `worker_init_fn`.
+Flags in modules have a file of their own (`flags`): they are set as modules are imported. What cannot be carried
+(functions that the script has put into modules) is the user's to repeat in `worker_setup`.
 """
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import operator
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, cast
 
 import cloudpickle
 import torch
+
+from aloader.channel import defaults, logs
 
 #: Libraries that would start threads of their own in every worker: one is right, the workers are the parallelism.
 THREAD_VARIABLES: Final = (
@@ -37,8 +41,8 @@ def capture() -> bytes:
         "arguments": list(getattr(sys, "argv", [])),
         "umask": _umask(),
         "affinity": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
-        "logging": _levels(),
-        "dtype": torch.get_default_dtype(),
+        "logging": logs.capture(),
+        "defaults": defaults.capture(),
         "sharing": torch.multiprocessing.get_sharing_strategy(),  # type: ignore[no-untyped-call]
         "rank": _rank(),
     }
@@ -54,14 +58,31 @@ def apply(data: bytes) -> None:
         os.umask(context["umask"])
     if context["affinity"] is not None:
         os.sched_setaffinity(0, context["affinity"])
-    for name, level in context["logging"].items():
-        logging.getLogger(name or None).setLevel(level)
+    logs.apply(context["logging"])
     warnings.filters[:] = _found_filters(context["filters"])  # type: ignore[index]
     _forget_shown_warnings()
-    torch.set_default_dtype(context["dtype"])
+    defaults.apply(context["defaults"])
     torch.multiprocessing.set_sharing_strategy(context["sharing"])  # type: ignore[no-untyped-call]
     if context["rank"] is not None:
         _answer_as(*context["rank"])
+
+
+def apply_after_loading(data: bytes) -> None:
+    """The part that depends on which modules the dataset has brought along."""
+    logs.apply_after_loading(cloudpickle.loads(data)["logging"])
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Warnings are no errors meanwhile: the parent's filters may be newer than its imports, which have succeeded."""
+    if all(entry[0] != "error" for entry in warnings.filters):
+        yield
+        return
+    with warnings.catch_warnings():
+        kept = [("default", *entry[1:]) if entry[0] == "error" else entry for entry in warnings.filters]
+        warnings.filters[:] = kept  # type: ignore[index]
+        _forget_shown_warnings()
+        yield
 
 
 def apply_to_imports(context: dict[str, Any]) -> None:
@@ -89,13 +110,6 @@ def _umask() -> int | None:
             return next(int(line.split()[1], 8) for line in file if line.startswith("Umask:"))
     except (OSError, StopIteration):
         return None
-
-
-def _levels() -> dict[str, int]:
-    loggers = {"": logging.getLogger()} | {
-        name: logger for name, logger in logging.root.manager.loggerDict.items() if isinstance(logger, logging.Logger)
-    }
-    return {name: logger.level for name, logger in loggers.items() if logger.level}
 
 
 class _Filter(NamedTuple):

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from ..errors import SampleError, WorkerTraceback
 from ..options import KIB, MIB
+from .hints import hint
 from .offender import safe_repr
 from .payload import Cloud, Plain, dump
 
@@ -50,7 +51,8 @@ def pack_fault(exc: BaseException, context: str, note: str = "") -> bytes:
     line = f"Caught {type(exc).__name__} in {context}."
     text = f"{line}\nOriginal {_cut(_formatted(exc), TEXT_CHARS)}"
     summary = f"{line}\n{_cut(_summary(exc), TEXT_CHARS)}"
-    return pickle.dumps((_exception_bytes(exc), text, summary, f"{line}\n{note}" if note else line), 5)
+    said = "\n".join(filter(None, (line, note, _cut(hint(exc), TEXT_CHARS))))
+    return pickle.dumps((_exception_bytes(exc), text, summary, said), 5)
 
 
 class _Parts(NamedTuple):

@@ -1,7 +1,9 @@
 """What the workers work on: one pickle for dataset, collate function and start function, written once into a memfd
 that every process maps privately: unwritten pages are shared by all of them.
 
-Layout of the file: where the index lies and its length; body and buffers, each on a 64-byte boundary; the index, a
+`worker_setup` has a pickle of its own before it: it has to run before anything of the dataset is unpickled.
+
+Layout of the file: where the index lies and its length; bodies and buffers, each on a 64-byte boundary; the index, a
 pickle of `Index`.
 """
 
@@ -15,13 +17,16 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-import cloudpickle
 import numpy as np
 from torch.utils.data._utils import collate
 
 from aloader import options
 from aloader.channel import shared
+from aloader.channel.carry import Carried as Packed
 from aloader.channel.carry import carry, restore
+from aloader.channel.context import importing
+from aloader.channel.flags import Values, follow
+from aloader.channel.offender import safe_repr
 
 _HEAD: Final = struct.Struct("<QQ")
 
@@ -33,34 +38,47 @@ class Job(NamedTuple):
     collate_fn: Callable[[Any], Any]
     worker_init_fn: Callable[[int], object] | None
     collate_entries: dict[Any, Callable[..., Any]]
+    worker_setup: Callable[[], object] | None = None
 
     @classmethod
-    def of(cls, dataset: Any, collate_fn: Callable[[Any], Any], worker_init_fn: Callable[[int], object] | None) -> Job:
+    def of(
+        cls,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any],
+        worker_init_fn: Callable[[int], object] | None,
+        worker_setup: Callable[[], object] | None = None,
+    ) -> Job:
         """A job with the entries that the user has added to (or replaced in) torch's live table."""
         own = {
             kind: function
             for kind, function in collate.default_collate_fn_map.items()
             if getattr(function, "__module__", "") != collate.__name__
         }
-        return cls(dataset, collate_fn, worker_init_fn, own)
+        return cls(dataset, collate_fn, worker_init_fn, own, worker_setup)
 
 
 class Index(NamedTuple):
-    """Where things lie in the file, and the parent's context for importing the dataset's modules."""
+    """Where things lie in the file, and what a process takes over from the parent before it loads them."""
 
     context: bytes
-    places: list[tuple[int, int]]  # the body's and every buffer's offset and length
+    flags: bytes
+    setup: int  # how many of the places are `worker_setup`'s
+    places: list[tuple[int, int]]  # offset and length of each body, and after it of its buffers
 
 
 class Carried:
     """A pickled job, and the memfd that it was written into."""
 
-    def __init__(self, job: Job, context: bytes) -> None:
-        packed = carry(job)
+    def __init__(self, job: Job, context: bytes, flags: Values | None = None) -> None:
+        packed = carry(job._replace(worker_setup=None))
         self.captured = packed.captured
         self.nbytes = len(packed.body) + sum(b.nbytes for b in packed.buffers)
-        self._parts = [memoryview(packed.body), *packed.buffers]
+        self.in_stream = len(packed.body)  # bytes of Python objects: what is not shared
+        setup = _parts_of(carry(job.worker_setup, "worker_setup")) if job.worker_setup is not None else []
+        self._parts = [*setup, *_parts_of(packed)]
+        self._setup = len(setup)
         self._context = context
+        self.flags: Values = flags or {}
         self._places: list[tuple[int, int]] = []
         self.fd = -1
         self.size = 0
@@ -73,7 +91,7 @@ class Carried:
             at = -(-at // options.ALIGNMENT) * options.ALIGNMENT
             places.append((at, part.nbytes))
             at += part.nbytes
-        index = pickle.dumps(Index(self._context, places), 5)
+        index = pickle.dumps(Index(self._context, pickle.dumps(self.flags, 5), self._setup, places), 5)
         self.size = at + len(index)
         self.fd = shared.create(self.size, "aloader-job")
         parts = [memoryview(_HEAD.pack(at, len(index))), *self._parts, memoryview(index)]
@@ -81,7 +99,12 @@ class Carried:
         self._places = places
 
     def same_as(self, written: Carried) -> bool:
-        """Whether `written` (a job in a memfd) says the same, byte for byte. Releases the GIL: call it in a thread."""
+        """Whether `written` (a job in a memfd) says the same, byte for byte. Releases the GIL: call it in a thread.
+
+        What `worker_setup` has done would be undone if a new context were applied later: it runs again instead.
+        """
+        if self._setup != written._setup or (self._setup and self._context != written._context):
+            return False
         if [part.nbytes for part in self._parts] != [nbytes for _, nbytes in written._places]:
             return False
         memory = shared.attach(written.fd, written.size)
@@ -101,6 +124,10 @@ class Carried:
             self.fd = -1
 
 
+def _parts_of(packed: Packed) -> list[memoryview]:
+    return [memoryview(packed.body), *packed.buffers]
+
+
 def _equal(part: memoryview, memory: mmap.mmap, at: int) -> bool:
     if part.nbytes == 0:
         return True
@@ -117,15 +144,27 @@ def read_index(fd: int) -> Index:
     return index
 
 
-def read_context(fd: int) -> dict[str, Any]:
-    """The parent's context, for `context.apply_to_imports`."""
-    found: dict[str, Any] = cloudpickle.loads(read_index(fd).context)
-    return found
-
-
 def load(fd: int, size: int) -> Job:
-    """Unpickle the job on privately mapped memory. The memory lives as long as something of the job uses it."""
+    """Unpickle the job on privately mapped memory, with the parent's flags, and after `worker_setup`.
+
+    The context must have been applied. The memory lives as long as something of the job uses it.
+    """
     memory = memoryview(shared.attach(fd, size, private=True))
-    body, *buffers = [memory[at : at + nbytes] for at, nbytes in read_index(fd).places]
-    job: Job = restore(body, buffers)
+    index = read_index(fd)
+    follow(index.flags)
+    parts = [memory[at : at + nbytes] for at, nbytes in index.places]
+    if index.setup:
+        run_setup(restore(parts[0], parts[1 : index.setup]))
+    body, *buffers = parts[index.setup :]
+    with importing():
+        job: Job = restore(body, buffers)
     return job
+
+
+def run_setup(setup: Callable[[], object]) -> None:
+    """Run `worker_setup`. What it raises says that it did."""
+    try:
+        setup()
+    except BaseException as error:
+        error.add_note(f"raised by worker_setup={safe_repr(setup)}, which runs in workers before the dataset is loaded")
+        raise

@@ -60,7 +60,8 @@ NON_LEAF: Final = (
 )
 ON_DEVICE: Final = (
     "a tensor on {device} cannot pass between the loader's processes: its memory belongs to the device context of one "
-    "process. Return CPU tensors (.cpu()), and give the loader device=: it copies batches ahead in the main process."
+    "process. Give CPU tensors (.cpu()), and let the training loop move the batch: pin_memory=True, and "
+    ".to(device, non_blocking=True)."
 )
 
 

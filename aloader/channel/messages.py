@@ -17,7 +17,8 @@ from aloader.channel.arena import Place
 
 
 class Start(NamedTuple):
-    """The first message: who the worker is. `context` is what it takes over from the parent (pickled)."""
+    """The first message: who the worker is. `context` is what it takes over from the parent (pickled); `flags` are
+    those that have changed there since the job was written (pickled)."""
 
     dataset: int
     slot: int
@@ -28,10 +29,16 @@ class Start(NamedTuple):
     threads: bool
     auto_collation: bool
     context: bytes
+    iterable: bool = False
+    drop_last: bool = False
+    flags: bytes = b""
 
 
 class Ticket(NamedTuple):
-    """Work for one batch. Up to `allowance` bytes may be collated without asking."""
+    """Work for one batch. Up to `allowance` bytes may be collated without asking.
+
+    Of an iterable dataset `indices` is the number of samples, None for a single one that is not batched.
+    """
 
     dataset: int
     epoch: int
@@ -65,6 +72,13 @@ class EpochOver(NamedTuple):
 
     dataset: int
     epoch: int
+
+
+class Call(NamedTuple):
+    """Call a method of the dataset before the next ticket: its name and arguments, pickled."""
+
+    dataset: int
+    call: bytes
 
 
 class Stop(NamedTuple):
@@ -125,6 +139,20 @@ class Failure(NamedTuple):
     fault: bytes
 
 
+class RanDry(NamedTuple):
+    """A ticket of an iterable dataset for which nothing was left: nor will there be for later ones of the epoch."""
+
+    dataset: int
+    epoch: int
+    seq: int
+
+
+class Notice(NamedTuple):
+    """Something that the user should know, in words."""
+
+    text: str
+
+
 Message = (
     Start
     | Ticket
@@ -139,6 +167,9 @@ Message = (
     | Need
     | Batch
     | Failure
+    | RanDry
+    | Notice
+    | Call
 )
 
 KINDS: Final[tuple[type[Message], ...]] = (
@@ -155,5 +186,8 @@ KINDS: Final[tuple[type[Message], ...]] = (
     Need,
     Batch,
     Failure,
+    RanDry,
+    Notice,
+    Call,
 )
 TAGS: Final[dict[type[Message], int]] = {kind: tag for tag, kind in enumerate(KINDS)}

@@ -39,7 +39,7 @@ class End(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """From B: whether workers can be forked from it; if not, why."""
+    """From B: whether workers can be forked from it; if not, why; if so, the flags that it has left alone."""
 
     job: int
     ok: bool

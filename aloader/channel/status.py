@@ -1,22 +1,45 @@
-"""One page of shared memory per worker that says what it is doing: it can be read after the worker was killed.
+"""Shared memory per worker that says what it is doing: it can be read after the worker was killed.
 
 Written by the worker for every ticket and sample, so it must cost next to nothing; read by the parent when the worker
-is lost or late.
+is lost or late. Only the first page of it is ever touched, until the parent asks where a worker is stuck. Then two
+parts are written to at the worker's side:
+
+- **tasks**: what a signal handler of the worker's event loop says, with its length in `answered`;
+- **stacks**: what `faulthandler` writes to the descriptor, in a signal handler of its own that needs no GIL. Both sides
+  keep their descriptors, which are one open file: the parent puts its place to the beginning of this part before it
+  signals, and sees by the place how much has been written. The file is sealed, so nothing is written past its end.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import signal
 import struct
 import time
+import weakref
 from enum import IntEnum
 from typing import Final, NamedTuple
 
 from aloader.channel import shared
 
-NBYTES: Final = 4096
+NBYTES: Final = 1 << 16
 _LAYOUT: Final = struct.Struct("<qqqqd")  # state, epoch, seq, position in the ticket, when it began
 _PROGRESS_AT: Final = 24
+_PROCESSES: Final = struct.Struct("<qq")  # the parent's pid, and the worker's once it can be signalled
+_PROCESSES_AT: Final = 64
+_ASKED: Final = struct.Struct("<qqq")  # epoch and seq that the parent asks about; length of the tasks' answer, or -1
+_ASKED_AT: Final = 80
+_DEBUGGER: Final = struct.Struct("<d")  # when its debugger was left: 0.0 never used, infinity at work
+_DEBUGGER_AT: Final = 104
+_TASKS_AT: Final = 4096
+_STACKS_AT: Final = 1 << 15
+MOST_TASKS: Final = _STACKS_AT - _TASKS_AT
+
+#: What a worker is signalled with: `faulthandler` answers the first, an event loop the second, if there is one. None
+#: where there are no real-time signals: all others may be the user's.
+STACKS_SIGNAL: Final = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else None
+TASKS_SIGNAL: Final = signal.SIGRTMIN + 12 if hasattr(signal, "SIGRTMIN") else None
 
 
 class Doing(IntEnum):
@@ -27,6 +50,7 @@ class Doing(IntEnum):
     FETCHING = 2
     COLLATING = 3
     WAITING = 4  # for memory
+    DEBUGGING = 5  # its user has stopped at a breakpoint
 
 
 class Status(NamedTuple):
@@ -41,10 +65,12 @@ class Status(NamedTuple):
 
 
 class StatusPage:
-    """The page, mapped. The worker writes, the parent reads."""
+    """The page, mapped, and a descriptor of it. The worker writes, the parent reads."""
 
     def __init__(self, fd: int) -> None:
         self._memory = shared.attach(fd, NBYTES)
+        self._fd = os.dup(fd)
+        self._close_fd = weakref.finalize(self, os.close, self._fd)
         #: The position of the sample at work in its ticket: one number, written for every sample (40 ns).
         self.progress = memoryview(self._memory)[_PROGRESS_AT : _PROGRESS_AT + 8].cast("q")
 
@@ -58,6 +84,7 @@ class StatusPage:
             os.close(fd)
             raise
         page.write(Doing.STARTING)
+        _PROCESSES.pack_into(page._memory, _PROCESSES_AT, os.getpid(), 0)
         return page, fd
 
     def read(self) -> Status:
@@ -69,10 +96,69 @@ class StatusPage:
         """What the worker does from now on."""
         _LAYOUT.pack_into(self._memory, 0, doing, epoch, seq, position, time.monotonic())
 
+    # -- who they are, and the debugger ----------------------------------------------------------------------------
+
+    @property
+    def parent(self) -> int:
+        """The pid of the program that made the page."""
+        return int(_PROCESSES.unpack_from(self._memory, _PROCESSES_AT)[0])
+
+    @property
+    def pid(self) -> int:
+        """The worker's pid; 0 until it can be signalled."""
+        return int(_PROCESSES.unpack_from(self._memory, _PROCESSES_AT)[1])
+
+    def can_be_signalled(self) -> None:
+        """The worker: its handlers are there."""
+        _PROCESSES.pack_into(self._memory, _PROCESSES_AT, self.parent, os.getpid())
+
+    @property
+    def debugger_left(self) -> float:
+        """When (monotonic clock) the worker's debugger was left: infinity while it is at work, 0 if it never was."""
+        return float(_DEBUGGER.unpack_from(self._memory, _DEBUGGER_AT)[0])
+
+    def debugging(self, at_work: bool) -> None:
+        """The worker: its debugger begins, or has been left."""
+        _DEBUGGER.pack_into(self._memory, _DEBUGGER_AT, math.inf if at_work else time.monotonic())
+
+    # -- where the worker stands -----------------------------------------------------------------------------------
+
+    def ask(self, epoch: int, seq: int) -> None:
+        """The parent: what will be written from now on answers a question about this ticket. Signal the worker next."""
+        _ASKED.pack_into(self._memory, _ASKED_AT, epoch, seq, -1)
+        os.lseek(self._fd, _STACKS_AT, os.SEEK_SET)
+
+    @property
+    def asked(self) -> tuple[int, int]:
+        """The epoch and seq of the ticket that the parent asks about."""
+        epoch, seq, _ = _ASKED.unpack_from(self._memory, _ASKED_AT)
+        return epoch, seq
+
+    def answer(self, tasks: bytes) -> None:
+        """The worker's event loop: where the ticket's tasks stand. At most `MOST_TASKS` bytes."""
+        self._memory[_TASKS_AT : _TASKS_AT + len(tasks)] = tasks
+        _ASKED.pack_into(self._memory, _ASKED_AT, *self.asked, len(tasks))
+
+    @property
+    def tasks(self) -> bytes | None:
+        """What the worker's event loop has answered; None: nothing."""
+        length = _ASKED.unpack_from(self._memory, _ASKED_AT)[2]
+        return None if length < 0 else self._memory[_TASKS_AT : _TASKS_AT + length]
+
+    @property
+    def stacks(self) -> bytes:
+        """What the worker's signal handler has written so far."""
+        return self._memory[_STACKS_AT : os.lseek(self._fd, 0, os.SEEK_CUR)]
+
+    def fileno(self) -> int:
+        """The descriptor that is written to."""
+        return self._fd
+
     def close(self) -> None:
         """Unmap it."""
         self.progress.release()
         self._memory.close()
+        self._close_fd()
 
 
 def adopt(fd: int) -> StatusPage:

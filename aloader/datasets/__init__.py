@@ -1,6 +1,7 @@
-"""Samples made of the objects of a store."""
+"""Samples made of the objects of a store, and what holds many of their names."""
 
 from aloader.datasets.images import ImageFolder
 from aloader.datasets.objects import ObjectDataset
+from aloader.datasets.packed import PackedList
 
-__all__ = ["ImageFolder", "ObjectDataset"]
+__all__ = ["ImageFolder", "ObjectDataset", "PackedList"]

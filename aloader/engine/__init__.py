@@ -22,15 +22,18 @@ from aloader.engine.events import (
     NeedMemory,
     Opened,
     Raise,
+    RanDry,
     Restart,
     TicketFailed,
     WorkerLost,
     WorkerReady,
 )
 from aloader.engine.statistics import DispatcherStatistics
+from aloader.engine.work import Awaited
 
 __all__ = [
     "Assign",
+    "Awaited",
     "BatchArrived",
     "Closed",
     "Command",
@@ -49,6 +52,7 @@ __all__ = [
     "NeedMemory",
     "Opened",
     "Raise",
+    "RanDry",
     "Restart",
     "TicketFailed",
     "WorkerLost",

@@ -6,26 +6,45 @@ from aloader.engine.events import Command, Deliver, Discard, Raise
 
 
 class Delivery:
-    """What has landed and waits for its turn, and what has left and was not consumed yet; with the bytes of each."""
+    """What has landed and waits for its turn, and what has left and was not consumed yet; with the bytes of each.
 
-    __slots__ = ("in_order", "landed", "left", "next", "unconsumed")
+    A seq that is skipped lands as None: nothing leaves in its place.
+    """
+
+    __slots__ = ("in_order", "landed", "left", "next", "passed", "unconsumed")
 
     def __init__(self, *, in_order: bool) -> None:
         self.in_order = in_order
-        self.landed: dict[int, tuple[Deliver | Raise, int]] = {}
+        self.landed: dict[int, tuple[Deliver | Raise, int] | None] = {}
         self.unconsumed: dict[int, int] = {}
         self.next = 0  # the lowest seq that has not left; stays 0 without order
         self.left = 0  # how many have
+        self.passed = 0  # how many were skipped in their turn
 
     def land(self, seq: int, outcome: Deliver | Raise, reserved: int, commands: list[Command]) -> None:
         """A ticket has its outcome: let it leave, and what waited for it, or keep it for its turn."""
         if not self.in_order:
             self._leave(seq, outcome, reserved, commands)
             return
+        self.landed[seq] = outcome, reserved
+        self._advance(commands)
+
+    def skip(self, seq: int, commands: list[Command]) -> None:
+        """Nothing will ever come under `seq`: whoever waits for it goes on with the next."""
+        if not self.in_order:
+            self.passed += 1
+            return
+        self.landed[seq] = None
+        self._advance(commands)
+
+    def _advance(self, commands: list[Command]) -> None:
         landed = self.landed
-        landed[seq] = outcome, reserved
-        while (entry := landed.pop(self.next, None)) is not None:
-            self._leave(self.next, *entry, commands)
+        while self.next in landed:
+            entry = landed.pop(self.next)
+            if entry is None:
+                self.passed += 1
+            else:
+                self._leave(self.next, *entry, commands)
             self.next += 1
 
     def _leave(self, seq: int, outcome: Deliver | Raise, reserved: int, commands: list[Command]) -> None:
@@ -41,5 +60,6 @@ class Delivery:
 
     def withdraw(self, commands: list[Command]) -> None:
         """Nothing leaves any more. What has left belongs to the driver, which gives it back."""
-        commands += [Discard(outcome.batch) for outcome, _ in self.landed.values() if isinstance(outcome, Deliver)]
+        landed = (entry[0] for entry in self.landed.values() if entry is not None)
+        commands += [Discard(outcome.batch) for outcome in landed if isinstance(outcome, Deliver)]
         self.landed.clear()

@@ -12,7 +12,8 @@ A ticket is always in exactly one place, and the place is its state:
     queued       `lane.queue`           being assigned: its lane has a ready slot with credit, and there is
                                         memory for its allowance; or failing: its lane's last slot has ended
     held         `slot.held`            BatchArrived, TicketFailed: landed. WorkerLost: landed if that was
-                                        running it, otherwise queued again, without its reservation
+                                        running it, otherwise queued again, without its reservation.
+                                        RanDry, if it is not older than that: gone
     landed       `Delivery.landed`      Deliver or Raise, when its turn has come (without order: at once)
     unconsumed   `Delivery.unconsumed`  Consumed: then it is forgotten
     ===========  =====================  ===================================================================
@@ -31,6 +32,10 @@ What holds after every event:
 5.  No ticket waits that could go: the lowest that waits for memory may not have it, and every queue whose lane has a
     taker has its first ticket waiting for memory.
 
+Of an iterable dataset, tickets are interchangeable: each says "the next batch of yours". A slot whose worker has run
+dry is given no more; what it had left is skipped, and others are drawn for those that go on. A worker that is lost
+takes its share with it: one ticket says so, and the rest of its tickets are skipped.
+
 Why nothing is stuck for ever: with `in_order=True` take the lowest undelivered ticket. All that its slot holds or has
 queued is higher, so it has credit as soon as its worker is ready; when all that was delivered has been consumed, it may
 exceed the budget. With `in_order=False` whatever is under way will free memory on its own; if nothing is and nothing is
@@ -43,7 +48,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from aloader.engine import invariants
+from aloader.engine import invariants, statistics
 from aloader.engine.config import DispatcherConfig
 from aloader.engine.delivery import Delivery
 from aloader.engine.events import (
@@ -61,15 +66,15 @@ from aloader.engine.events import (
     NeedMemory,
     Opened,
     Raise,
+    RanDry,
     Restart,
     TicketFailed,
     WorkerLost,
     WorkerReady,
 )
 from aloader.engine.slots import Slot
-from aloader.engine.statistics import DispatcherStatistics
 from aloader.engine.window import Window
-from aloader.engine.work import Work
+from aloader.engine.work import Awaited, Work
 
 
 class Dispatcher:
@@ -84,7 +89,10 @@ class Dispatcher:
         "_failed",
         "_finished",
         "_last_loss",
+        "_opened",
         "_restarts",
+        "_skipped",
+        "_untold",
         "_window",
         "_work",
     )
@@ -97,8 +105,11 @@ class Dispatcher:
         self._window = Window(config.narrow_window, config.window, wide_bytes)
         self._drawn = 0
         self._failed = 0
+        self._skipped = 0
         self._restarts = 0
         self._last_loss: object = None  # its error
+        self._untold = False  # it took a share with it, and no ticket has said so yet
+        self._opened = False
         self._drawing = False
         self._finished = False
         self._closed = False
@@ -117,8 +128,8 @@ class Dispatcher:
     # -- drawing ----------------------------------------------------------------------------------------------------
 
     def _on_opened(self, event: Opened, commands: list[Command]) -> None:
-        assert self._state() == "new", "an epoch opens once"
-        self._drawing = True
+        assert not self._opened, "an epoch opens once"
+        self._opened = self._drawing = True
         self._draw(commands)
 
     def _on_drawn(self, event: Drawn, commands: list[Command]) -> None:
@@ -126,8 +137,12 @@ class Dispatcher:
         self._window.pending -= 1
         seq = self._drawn
         self._drawn = seq + 1
-        if self._work.cycle:
+        if self._untold:
+            self._tell(seq, commands)
+        elif self._work.cycle:
             self._work.add(seq, event.indices, commands)
+        elif self._config.interchangeable:
+            self._skip([seq], commands)
         else:
             self._give_up(seq, commands)
 
@@ -180,6 +195,24 @@ class Dispatcher:
         self._failed += 1
         self._delivery.land(seq, Raise(seq, error), 0, commands)
 
+    def _on_ran_dry(self, event: RanDry, commands: list[Command]) -> None:
+        assert self._config.interchangeable, "only a share of an iterable dataset runs dry"
+        slot = self._work.current(event.slot, event.generation)
+        if slot is not None:
+            self._skip(self._work.run_dry(slot, event.seq), commands)
+            self._work.feed(slot.lane, commands)
+
+    def _skip(self, seqs: list[int], commands: list[Command]) -> None:
+        """Nobody works on these, and nothing is missing: draw others, while somebody is left to work on them."""
+        for seq in seqs:
+            self._delivery.skip(seq, commands)
+        self._skipped += len(seqs)
+        self._window.outstanding -= len(seqs)
+        if not self._work.cycle and not self._untold:
+            self._drawing = False
+        self._draw(commands)
+        self._finish_if_done(commands)
+
     # -- lost workers -----------------------------------------------------------------------------------------------
 
     def _on_worker_lost(self, event: WorkerLost, commands: list[Command]) -> None:
@@ -187,11 +220,33 @@ class Dispatcher:
         if slot is None:
             return
         self._last_loss = event.error
+        if self._config.interchangeable:
+            self._lose_share(slot, event.running, commands)
+            return
         blamed = self._work.take_back(slot, event.running)
         if blamed is not None:
             self._fail(blamed.seq, event.error, commands)
         self._restart_or_end(slot, commands)
         self._work.feed(slot.lane, commands)
+
+    def _lose_share(self, slot: Slot, running: int | None, commands: list[Command]) -> None:
+        """The rest of a lost worker's share is lost with it. That is said once, in the place of one of its tickets, or
+        of the next one drawn."""
+        complete = slot.dry and not slot.held
+        lost = self._work.abandon(slot)
+        if lost:
+            told = running if running in lost else min(lost)
+            lost.remove(told)
+            self._fail(told, self._last_loss, commands)
+        elif not complete:
+            self._untold = True
+        self._skip(lost, commands)
+        self._work.feed(slot.lane, commands)
+
+    def _tell(self, seq: int, commands: list[Command]) -> None:
+        self._untold = False
+        self._drawing = bool(self._work.cycle)
+        self._fail(seq, self._last_loss, commands)
 
     def _restart_or_end(self, slot: Slot, commands: list[Command]) -> None:
         if self._restarts < self._config.max_restarts:
@@ -221,14 +276,14 @@ class Dispatcher:
         self._finish_if_done(commands)
 
     def _finish_if_done(self, commands: list[Command]) -> None:
-        if not self._drawing and not self._window.outstanding and not self._finished:
+        if self._opened and not self._drawing and not self._window.outstanding and not self._finished:
             self._finished = True
             commands.append(Finish())
 
     def _on_closed(self, event: Closed, commands: list[Command]) -> None:
         self._closed = True
         self._drawing = False
-        self._work.memory.reserved -= sum(reserved for _, reserved in self._delivery.landed.values())
+        self._work.memory.reserved -= sum(entry[1] for entry in self._delivery.landed.values() if entry is not None)
         self._delivery.withdraw(commands)
         self._work.clear()
         self._window.exhaust()
@@ -241,27 +296,13 @@ class Dispatcher:
 
     # -- inspection -------------------------------------------------------------------------------------------------
 
-    def statistics(self) -> DispatcherStatistics:
+    def statistics(self) -> statistics.DispatcherStatistics:
         """A snapshot. It looks at all slots and tickets: not for every batch."""
-        slots, tickets, memory = self._work.slots, self._work.tickets, self._work.memory
-        return DispatcherStatistics(
-            state=self._state(),
-            drawn=self._drawn,
-            queued=sum(ticket.slot is None for ticket in tickets.values()),
-            held=tuple(len(slot.held) for slot in slots),
-            landed=len(self._delivery.landed),
-            unconsumed=len(self._delivery.unconsumed),
-            consumed=self._delivery.left - len(self._delivery.unconsumed),
-            failed=self._failed,
-            window=self._window.size,
-            pending=self._window.pending,
-            reserved=memory.reserved,
-            memory_limit=memory.limit,
-            waiting_for_memory=sum(ticket.wants is not None for ticket in tickets.values()),
-            ready_slots=sum(slot.ready for slot in slots),
-            live_slots=sum(not slot.ended for slot in slots),
-            restarts=self._restarts,
-        )
+        return statistics.picture(self)
+
+    def awaited(self) -> Awaited | None:
+        """What the user waits for, and whose it is; None where it has not been drawn, or nobody holds it yet."""
+        return self._work.awaited()
 
     def _state(self) -> str:
         if self._closed:
@@ -295,6 +336,7 @@ _HANDLERS: Final[dict[type[Event], Callable[[Dispatcher, Any, list[Command]], No
     NeedMemory: Dispatcher._on_need_memory,
     BatchArrived: Dispatcher._on_batch_arrived,
     TicketFailed: Dispatcher._on_ticket_failed,
+    RanDry: Dispatcher._on_ran_dry,
     WorkerLost: Dispatcher._on_worker_lost,
     Consumed: Dispatcher._on_consumed,
     Closed: Dispatcher._on_closed,

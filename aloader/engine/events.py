@@ -63,6 +63,14 @@ class TicketFailed(NamedTuple):
     error: object
 
 
+class RanDry(NamedTuple):
+    """A worker found nothing left of its share of an iterable dataset when it came to `seq`, and makes nothing more."""
+
+    slot: int
+    generation: int
+    seq: int
+
+
 class WorkerLost(NamedTuple):
     """A process ended that should not have. `running` is the ticket it was working on, where that is known."""
 
@@ -90,6 +98,7 @@ Event = (
     | NeedMemory
     | BatchArrived
     | TicketFailed
+    | RanDry
     | WorkerLost
     | Consumed
     | Closed

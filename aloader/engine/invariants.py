@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aloader.engine.config import DispatcherConfig
 from aloader.engine.delivery import Delivery
 from aloader.engine.slots import Lane, OwnLane, SharedLane, Slot
 from aloader.engine.window import Window
@@ -16,14 +17,17 @@ if TYPE_CHECKING:
 def check(dispatcher: Dispatcher) -> None:
     """Raise AssertionError if the state of `dispatcher` contradicts itself."""
     work, delivery, config = dispatcher._work, dispatcher._delivery, dispatcher._config
-    unfinished = dispatcher._drawn - (delivery.left - len(delivery.unconsumed))  # drawn and not consumed
+    consumed = delivery.left - len(delivery.unconsumed)
+    unfinished = dispatcher._drawn - dispatcher._skipped - consumed
     _check_places(work, delivery)
     _check_order(work, delivery)
-    _check_slots(work, config.credit)
+    _check_slots(work, config)
     _check_memory(work, delivery)
     assert dispatcher._restarts == sum(slot.generation for slot in work.slots) <= config.max_restarts
     if not dispatcher._closed:
-        known = len(work.tickets) + len(delivery.landed) + len(delivery.unconsumed)
+        landed = sum(entry is not None for entry in delivery.landed.values())
+        known = len(work.tickets) + landed + len(delivery.unconsumed)
+        assert dispatcher._skipped == delivery.passed + len(delivery.landed) - landed, "a skipped ticket was lost"
         assert known == unfinished, "a ticket was lost"
         for lane in dict.fromkeys(slot.lane for slot in work.slots):
             _check_lane(lane, work, config.credit)
@@ -46,16 +50,17 @@ def _check_order(work: Work, delivery: Delivery) -> None:
     if not delivery.in_order:
         assert not delivery.landed, "without order nothing waits for its turn"
         return
-    assert delivery.next == delivery.left, "more has left, or less, than comes before the next one"
+    assert delivery.next == delivery.left + delivery.passed, "more has left, or less, than comes before the next one"
     assert all(seq > delivery.next for seq in delivery.landed), "a ticket's turn has come and it has not left"
     assert all(seq >= delivery.next for seq in work.tickets), "a ticket that has left is worked on"
     assert all(seq < delivery.next for seq in delivery.unconsumed), "a ticket has left before its turn"
 
 
-def _check_slots(work: Work, credit: int) -> None:
+def _check_slots(work: Work, config: DispatcherConfig) -> None:
     for slot in work.slots:
-        assert len(slot.held) <= credit, "a slot holds more than its credit"
+        assert len(slot.held) <= config.credit, "a slot holds more than its credit"
         assert slot.ready or not slot.held, "a slot that is not ready holds tickets"
+        assert not slot.dry or config.interchangeable, "a slot has run dry, and its tickets are its own"
         assert not (slot.ready and slot.ended), "an ended slot is ready"
         for seq, ticket in slot.held.items():
             assert (ticket.seq, ticket.slot, ticket.lane) == (seq, slot, slot.lane)
@@ -65,11 +70,11 @@ def _check_slots(work: Work, credit: int) -> None:
 
 def _check_lane(lane: Lane, work: Work, credit: int) -> None:
     members = [slot for slot in work.slots if slot.lane is lane]
-    assert lane.live == sum(not slot.ended for slot in members)
+    assert lane.live == sum(not slot.ended and not slot.dry for slot in members)
     assert (lane in work.cycle) == (lane.live > 0), "a lane is drawn for if and only if it has a live slot"
     assert lane.live or not lane.queue, "tickets are queued where nobody will take them"
     assert all(work.tickets[seq].lane is lane for seq in lane.queue)
-    takers = [slot for slot in members if slot.ready and len(slot.held) < credit]
+    takers = [slot for slot in members if slot.ready and not slot.dry and len(slot.held) < credit]
     if isinstance(lane, SharedLane):
         _check_listing(lane, takers)
     elif isinstance(lane, OwnLane):
@@ -86,7 +91,7 @@ def _check_listing(lane: SharedLane, takers: list[Slot]) -> None:
 
 def _check_memory(work: Work, delivery: Delivery) -> None:
     tickets, memory = list(work.tickets.values()), work.memory
-    landed = sum(reserved for _, reserved in delivery.landed.values())
+    landed = sum(entry[1] for entry in delivery.landed.values() if entry is not None)
     held = sum(ticket.reserved for ticket in tickets)
     assert memory.reserved == held + landed + sum(delivery.unconsumed.values()), "the budget does not add up"
     assert all(ticket.reserved == 0 for ticket in tickets if ticket.slot is None), "a queued ticket keeps memory"

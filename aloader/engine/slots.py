@@ -30,7 +30,7 @@ class Ticket:
 class Slot:
     """A worker's place, and the tickets that the process now in it holds."""
 
-    __slots__ = ("ended", "generation", "held", "index", "lane", "listed", "ready")
+    __slots__ = ("dry", "ended", "generation", "held", "index", "lane", "listed", "ready")
 
     def __init__(self, index: int, lane: Lane) -> None:
         self.index = index
@@ -38,6 +38,7 @@ class Slot:
         self.generation = 0
         self.ready = False
         self.ended = False
+        self.dry = False  # its worker makes nothing more, but for what it had begun
         self.held: dict[int, Ticket] = {}
         self.listed: int | None = None  # the load under which a shared lane lists it
 
@@ -49,7 +50,7 @@ class OwnLane:
 
     def __init__(self, credit: int) -> None:
         self.queue: list[int] = []
-        self.live = 0  # slots that have not ended
+        self.live = 0  # slots that have not ended, nor run dry
         self.slot: Slot | None = None
         self._credit = credit
 
@@ -61,7 +62,9 @@ class OwnLane:
     def taker(self) -> Slot | None:
         """The slot that may be given a ticket now."""
         slot = self.slot
-        return slot if slot is not None and slot.ready and len(slot.held) < self._credit else None
+        if slot is None or not slot.ready or slot.dry:
+            return None
+        return slot if len(slot.held) < self._credit else None
 
     def update(self, slot: Slot) -> None:
         """What `slot` holds, or whether it is ready, has changed."""
@@ -75,6 +78,8 @@ class SharedLane:
     """
 
     __slots__ = ("_by_load", "_credit", "_least", "live", "queue")
+
+    slot: Slot | None = None  # nobody's own
 
     def __init__(self, credit: int) -> None:
         self.queue: list[int] = []
@@ -99,7 +104,7 @@ class SharedLane:
             del self._by_load[slot.listed][slot.index]
             slot.listed = None
         load = len(slot.held)
-        if slot.ready and load < self._credit:
+        if slot.ready and not slot.dry and load < self._credit:
             self._by_load[load][slot.index] = slot
             slot.listed = load
             self._least = min(self._least, load)

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from aloader.engine.config import DispatcherConfig
 from aloader.engine.delivery import Delivery
 from aloader.engine.events import Assign, Command, Grant
 from aloader.engine.memory import Memory
 from aloader.engine.slots import Lane, Slot, Ticket, make_slots
+
+
+class Awaited(NamedTuple):
+    """A ticket that somebody waits for, and whose it is."""
+
+    seq: int
+    indices: object
+    slot: int
 
 
 class Work:
@@ -115,6 +124,16 @@ class Work:
             return False
         return ticket.seq == self._delivery.next if self._delivery.in_order else not self.under_way
 
+    def awaited(self) -> Awaited | None:
+        """The ticket that the user waits for and the slot that has it; without order, the lowest that is held."""
+        delivery, held = self._delivery, (seq for seq, ticket in self.tickets.items() if ticket.slot is not None)
+        seq = delivery.next if delivery.in_order else min(held, default=-1)
+        ticket = self.tickets.get(seq)
+        if ticket is None:
+            return None
+        slot = ticket.slot or ticket.lane.slot
+        return Awaited(seq, ticket.indices, slot.index) if slot is not None else None
+
     # -- tickets and slots go --------------------------------------------------------------------------------------
 
     def let_go(self, index: int, generation: int, seq: int) -> Ticket | None:
@@ -153,9 +172,40 @@ class Work:
             del self.tickets[blamed.seq]
         return blamed
 
+    def run_dry(self, slot: Slot, seq: int) -> list[int]:
+        """Its worker makes nothing from `seq` on: the seqs that nobody will work on. What it had begun before stays."""
+        if slot.dry:
+            return []
+        dropped = self._drop(slot, seq)
+        slot.dry = True
+        slot.lane.update(slot)
+        return dropped + self._leave_lane(slot)
+
+    def abandon(self, slot: Slot) -> list[int]:
+        """Give up a slot with all that its worker had: the seqs that nobody will work on."""
+        dropped = self._drop(slot, 0)
+        slot.ready = False
+        slot.lane.update(slot)
+        return dropped + self.end(slot)
+
+    def _drop(self, slot: Slot, first: int) -> list[int]:
+        """Forget what a slot holds from `first` on."""
+        queue = slot.lane.queue
+        if queue:
+            self.tickets[queue[0]].wants = None  # its lane may have no taker any more
+        dropped = [seq for seq in slot.held if seq >= first]
+        for seq in dropped:
+            ticket = self.let_go(slot.index, slot.generation, seq)
+            assert ticket is not None
+            self.memory.reserve(ticket, 0)
+        return dropped
+
     def end(self, slot: Slot) -> list[int]:
         """Give up a slot that holds nothing: the seqs that nobody will work on, since it was the last of its lane."""
         slot.ended = True
+        return [] if slot.dry else self._leave_lane(slot)
+
+    def _leave_lane(self, slot: Slot) -> list[int]:
         lane = slot.lane
         lane.live -= 1
         if lane.live:

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, Final, Self
 
-from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data import BatchSampler
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from aloader.integrations import parts
@@ -66,7 +66,7 @@ def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
         return _theirs.skip_first_batches(loader, num_batches)
     base, skipping = loader.base_dataloader, _unpickled(type(loader), vars(loader))
     sampling = parts.sampling_of(base)
-    if isinstance(base.dataset, IterableDataset):
+    if parts.is_iterable(base):
         skipping.skip_batches = num_batches
         return skipping
     if base.batch_sampler is None:
@@ -120,15 +120,21 @@ class _Ours:
         await self.base_dataloader.start()
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.base_dataloader.aclose()
+    async def __aexit__(self, *exc: Any) -> None:
+        await self.base_dataloader.__aexit__(*exc)
 
     def __enter__(self) -> Self:
         self.base_dataloader.__enter__()
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.base_dataloader.close()
+    def __exit__(self, *exc: Any) -> None:
+        self.base_dataloader.__exit__(*exc)
+
+    def set_epoch(self, epoch: int) -> None:
+        """As accelerate's; and the dataset's `set_epoch` is called in the workers' replicas, too."""
+        above: Any = super()
+        above.set_epoch(epoch)
+        self.base_dataloader.set_epoch(epoch)
 
     def __reduce__(self) -> Any:
         return _unpickled, (type(self), vars(self))

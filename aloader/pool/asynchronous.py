@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 import weakref
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from functools import partial
 from typing import Any, Self
 
 from aloader import options
+from aloader.device.profiling import INLINE, PROCESSES, profiling, record_function
 from aloader.errors import LoaderBusy, LoaderClosed
+from aloader.pool.privates import WorkerProcess, shut_down, workers_of
 from aloader.pool.run import Run
 from aloader.pool.threads import in_thread
 
@@ -86,6 +89,11 @@ class AsyncBatches:
     def __aiter__(self) -> Self:
         return self
 
+    @property
+    def taken(self) -> Any:
+        """Of the batch that was given last: seq, indices, worker and epoch."""
+        return self.run.taken
+
     async def __anext__(self) -> Any:
         run, epoch = self.run, self.run.epoch
         began = time.perf_counter()
@@ -120,7 +128,10 @@ class AsyncBatches:
             self._end()
             raise failure
         try:
-            return self.run.epoch.take()
+            if not profiling():
+                return self.run.epoch.take()
+            with record_function(INLINE if self.run.pool is None else PROCESSES):  # never across an await
+                return self.run.epoch.take()
         except StopIteration:
             self._end()
             raise StopAsyncIteration from None
@@ -134,25 +145,51 @@ class AsyncBatches:
             while not run.epoch.available and watcher.failure is None:
                 patience = run.patience(loop.time() - since)
                 if patience == 0:
-                    raise run.late()
-                watcher.waiter = loop.create_future()
-                alarm = None if patience is None else loop.call_later(patience, watcher.wake)
-                try:
-                    await watcher.waiter
-                finally:
-                    if alarm is not None:
-                        alarm.cancel()
+                    await self._raise_late()
+                    continue
+                if run.crew.unseated:
+                    run.crew.insist()
+                    patience = min(options.SEAT_PATIENCE, patience if patience is not None else math.inf)
+                await self._pause(patience)
                 if starting and run.crew.ready:
                     since, starting = loop.time(), False
         finally:
             watcher.waiter = None
             self._passed = time.perf_counter()
 
+    async def _raise_late(self) -> None:
+        """Ask where its worker is stuck, and raise torch's error; unless the batch comes meanwhile."""
+        late = self.run.inquire()
+        while not late.over():
+            await self._pause(options.STACK_POLL)
+        if not self.run.epoch.available and self._watcher.failure is None:
+            raise self.run.late(late)
+
+    async def _pause(self, seconds: float | None) -> None:
+        """Wait until something has happened, at most so many seconds."""
+        watcher = self._watcher
+        watcher.waiter = watcher.loop.create_future()
+        alarm = None if seconds is None else watcher.loop.call_later(seconds, watcher.wake)
+        try:
+            await watcher.waiter
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+
     def _end(self) -> None:
         """The epoch is over: natural end or failure."""
         self._finalizer.detach()
         self.run.end()
-        self.run.crew.detach()
+        self.run.crew.detach(self.run.epoch)
+
+    @property
+    def _workers(self) -> list[WorkerProcess]:
+        return workers_of(self.run) if self.run.pool is not None else []
+
+    def _shutdown_workers(self) -> None:
+        self._finalizer.detach()
+        if self.run.pool is not None:
+            shut_down(self.run)
 
     async def aclose(self) -> None:
         """End the epoch, and wait for workers that are not kept. Idempotent; nobody else may be waiting in it."""
@@ -171,7 +208,7 @@ async def finish(run: Run) -> None:
         run.end()
         if not run.persistent:
             await _all_gone(run)
-    run.crew.detach()
+    run.crew.detach(run.epoch)
 
 
 async def _all_gone(run: Run) -> None:
@@ -212,7 +249,7 @@ def _abandon(run: Run, loop: asyncio.AbstractEventLoop) -> None:
 
     def end() -> None:
         run.end()
-        run.crew.detach()
+        run.crew.detach(run.epoch)
 
     if loop.is_running():
         loop.call_soon_threadsafe(end)

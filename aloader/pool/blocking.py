@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from aloader import options
+from aloader.device.profiling import PROCESSES, profiling, record_function
 from aloader.errors import LoaderClosed
+from aloader.pool.privates import WorkerProcess, shut_down, workers_of
 from aloader.pool.run import Run
 
 
@@ -29,6 +31,9 @@ class PollWatcher:
     def writing(self, fd: int, callback: Callable[[], None] | None) -> None:
         """Call back when `fd` can be written to."""
         self._set(fd, select.POLLOUT, callback)
+
+    def wake(self) -> None:
+        """Nobody waits while somebody else runs: it is one thread."""
 
     def wait(self, timeout: float | None) -> None:
         """Wait for something to happen, at most `timeout` seconds, and call back."""
@@ -79,7 +84,18 @@ class Batches:
     def __iter__(self) -> Self:
         return self
 
+    @property
+    def taken(self) -> Any:
+        """Of the batch that was given last: seq, indices, worker and epoch."""
+        return self.run.taken
+
     def __next__(self) -> Any:
+        if not profiling():
+            return self._next()
+        with record_function(PROCESSES):
+            return self._next()
+
+    def _next(self) -> Any:
         run = self.run
         epoch, counts = run.epoch, run.epoch.counts
         began = time.perf_counter()
@@ -97,17 +113,36 @@ class Batches:
             counts.wait_seconds += self._since - began
             if epoch.finished:
                 run.end()
-                run.crew.detach()
+                run.crew.detach(run.epoch)
 
     def _wait_for_batch(self, run: Run) -> None:
         since, starting = time.perf_counter(), not run.crew.ready
         while not run.epoch.available:
             patience = run.patience(time.perf_counter() - since)
             if patience == 0:
-                raise run.late()
+                self._raise_late(run)
+                continue
+            if run.crew.unseated:
+                run.crew.insist()
+                patience = min(options.SEAT_PATIENCE, patience if patience is not None else math.inf)
             self._watcher.wait(patience)
             if starting and run.crew.ready:
                 since, starting = time.perf_counter(), False
+
+    def _raise_late(self, run: Run) -> None:
+        """Ask where its worker is stuck, and raise torch's error; unless the batch comes meanwhile."""
+        late = run.inquire()
+        while not late.over():
+            self._watcher.wait(options.STACK_POLL)
+        if not run.epoch.available:
+            raise run.late(late)
+    @property
+    def _workers(self) -> list[WorkerProcess]:
+        return workers_of(self.run, self._watcher.wait)
+
+    def _shutdown_workers(self) -> None:
+        self._finalizer.detach()
+        shut_down(self.run, self._watcher.wait)
 
     def __len__(self) -> int:
         return len(self._len_of)
@@ -121,7 +156,7 @@ class Batches:
         deadline = time.monotonic() + 2 * options.CLOSE_GRACE
         while not was_ended and not run.persistent and run.crew.alive and time.monotonic() < deadline:
             self._watcher.wait(0.05)
-        run.crew.detach()
+        run.crew.detach(run.epoch)
 
     def __getstate__(self) -> Any:
         raise NotImplementedError(f"{type(self).__name__} cannot be pickled")
@@ -130,4 +165,4 @@ class Batches:
 def _abandon(run: Run) -> None:
     """The iterator has been dropped."""
     run.end()
-    run.crew.detach()
+    run.crew.detach(run.epoch)

@@ -7,51 +7,40 @@ A crew is driven from outside: a `Watcher` says when a descriptor is readable, a
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 from aloader import options
 from aloader.channel.link import Link, pair
 from aloader.channel.messages import (
     Batch,
+    Call,
     EpochOver,
     Failure,
     Message,
     Need,
     NewSegment,
+    Notice,
+    RanDry,
     Ready,
     Retire,
     Start,
     Stop,
     Unmapped,
 )
+from aloader.channel.roles import Listener, Watcher, Who
 from aloader.channel.status import StatusPage
+from aloader.pool.reports import Reports
+from aloader.pool.seats import Seats
 from aloader.pool.starter import Exit, Loaded, Starter
 from aloader.pool.threads import dispose
 from aloader.pool.workers import Arrived, Worker
-
-
-class Watcher(Protocol):
-    """Calls back when a descriptor can be read (or written to)."""
-
-    def reading(self, fd: int, callback: Callable[[], None] | None) -> None: ...
-    def writing(self, fd: int, callback: Callable[[], None] | None) -> None: ...
-
-
-class Listener(Protocol):
-    """Who hears what the workers say: an epoch."""
-
-    number: int
-
-    def on_ready(self, worker: Worker) -> None: ...
-    def on_batch(self, worker: Worker, seq: int, nbytes: int, batch: Any, seconds: tuple[float, float]) -> None: ...
-    def on_failure(self, worker: Worker, seq: int, fault: bytes | BaseException) -> None: ...
-    def on_need(self, worker: Worker, seq: int, nbytes: int) -> None: ...
-    def on_lost(self, worker: Worker, exit: Exit) -> None: ...
 
 
 class Host(Protocol):
@@ -59,20 +48,11 @@ class Host(Protocol):
 
     @property
     def starter(self) -> Starter: ...
+    @property
+    def seats(self) -> Seats: ...
+    def insist(self, crew: Crew) -> None: ...
     def new_key(self, crew: Crew) -> int: ...
     def read_reports(self) -> None: ...
-
-
-class Who(NamedTuple):
-    """What all workers of a crew are told about themselves."""
-
-    dataset: int
-    num_workers: int
-    base_seed: int
-    concurrency: int
-    threads: bool
-    auto_collation: bool
-    context: bytes
 
 
 class Crew:
@@ -81,26 +61,42 @@ class Crew:
     def __init__(self, host: Host, who: Who) -> None:
         self.who = who
         self.workers: dict[int, Worker] = {}  # by slot
+        self.latest: dict[int, Worker] = {}  # the same, and not forgotten when they have gone
+        self.ended = False
         self.listener: Listener | None = None
         self._host = host
+        self._calls: list[Call] = []  # that workers have to make which are started from now on
         self._loaded: Loaded | None = None  # what its workers are started with
+        self._flags = b""
         self._by_key: dict[int, Worker] = {}  # also those that are ending
         self.when_gone: Callable[[], object] | None = None  # called when a process has gone
         self._watcher: Watcher | None = None
         self._links = select.poll()
         self._by_link: dict[int, Worker] = {}  # those that are watched, by their links' descriptors
-        self._watched: dict[Any, int] = {}  # this crew's duplicates of the starter's descriptors, by whose they are
-        weakref.finalize(self, _close_all, self._by_key, self._watched)
+        self._reports = Reports(host.read_reports)
+        weakref.finalize(self, _close_all, self._by_key)
 
     # -- starting and ending ---------------------------------------------------------------------------------------
 
-    def use(self, loaded: Loaded) -> None:
-        """Start workers with this job: also those that replace others, when the pool has long loaded another."""
-        self._loaded = loaded
+    def use(self, loaded: Loaded, flags: bytes = b"") -> None:
+        """Start workers with this job: also those that replace others, when the pool has long loaded another.
+
+        `flags` are those that have changed in this process since it was loaded.
+        """
+        self._loaded, self._flags = loaded, flags
         loaded.users.add(self)
 
     def launch(self, slot: int, generation: int) -> None:
-        """Start a worker. It says that it is ready by itself."""
+        """Start a worker, as soon as the pool has a seat for it. It says that it is ready by itself."""
+        if self._host.seats.take(self, slot, generation):
+            try:
+                self.launch_now(slot, generation)
+            except BaseException:
+                self._host.seats.give_back()
+                raise
+
+    def launch_now(self, slot: int, generation: int) -> None:
+        """Start a worker in a seat that it has."""
         mine, theirs = pair()
         try:
             page, status = StatusPage.create()
@@ -109,21 +105,10 @@ class Crew:
             theirs.close()
             raise
         worker = Worker(slot, generation, self._host.new_key(self), Link(mine), page)
-        self.workers[slot] = self._by_key[worker.key] = worker
-        who = self.who
-        worker.link.send(
-            Start(
-                who.dataset,
-                slot,
-                generation,
-                who.num_workers,
-                who.base_seed,
-                who.concurrency,
-                who.threads,
-                who.auto_collation,
-                who.context,
-            )
-        )
+        self.workers[slot] = self.latest[slot] = self._by_key[worker.key] = worker
+        worker.link.send(Start(slot=slot, generation=generation, flags=self._flags, **self.who._asdict()))
+        for call in self._calls:
+            worker.link.send(call)
         self._host.starter.start(self._loaded, worker.key, theirs, status)
         if self._watcher is not None:
             self._watch(worker)
@@ -132,6 +117,8 @@ class Crew:
 
     def end(self, grace: float = options.CLOSE_GRACE) -> None:
         """Tell every worker to stop, and have those killed that do not within `grace` seconds. Waits for nobody."""
+        self._host.seats.forget(self)
+        self.ended = True
         for worker in list(self.workers.values()):
             self._end(worker, grace)
         self.workers.clear()
@@ -155,9 +142,38 @@ class Crew:
         worker.page.close()
 
     @property
+    def idle(self) -> bool:
+        """Whether none of its processes has anything to do, nor is on its way in or out."""
+        if any(worker.ending or not worker.pid for worker in self._by_key.values()):
+            return False
+        return self.listener is None or self.listener.idle
+
+    @property
+    def unseated(self) -> bool:
+        """Whether a slot waits for a process of a shared pool."""
+        return self._host.seats.waits(self)
+
+    def insist(self) -> None:
+        """Somebody waits for what only a slot without a process can make."""
+        self._host.insist(self)
+
+    def give_up(self) -> None:
+        """The pool is being closed: let the consumer know."""
+        if self.listener is not None:
+            self.listener.close()
+        if self._watcher is not None:
+            self._watcher.wake()
+
+    @property
     def ready(self) -> bool:
         """Whether any worker has said that it is ready."""
         return any(worker.pid for worker in self.workers.values())
+
+    @property
+    def undisturbed(self) -> float:
+        """Seconds since the user was last in a worker's debugger: 0 while somebody is, infinity if nobody ever was."""
+        left = max((worker.page.debugger_left for worker in self.workers.values()), default=0.0)
+        return max(0.0, time.monotonic() - left) if left else math.inf
 
     @property
     def alive(self) -> int:
@@ -182,16 +198,14 @@ class Crew:
             self._watch(worker)
         self._watch_starter()
 
-    def detach(self) -> None:
-        """Nobody drives or listens any more."""
+    def detach(self, listener: Listener | None = None) -> None:
+        """Nobody drives or listens any more; with a `listener`, if it is still that one."""
+        if listener is not None and listener is not self.listener:
+            return
         if self._watcher is not None:
             for worker in self.workers.values():
                 self._unwatch(worker)
-            for duplicate in self._watched.values():
-                self._watcher.reading(duplicate, None)
-        for duplicate in self._watched.values():
-            os.close(duplicate)
-        self._watched.clear()
+            self._reports.unwatch(self._watcher)
         self._watcher = self.listener = None
 
     def _watch(self, worker: Worker) -> None:
@@ -212,20 +226,8 @@ class Crew:
             worker.waits_to_write = False
 
     def _watch_starter(self) -> None:
-        """The starter's descriptors change when processes start and end.
-
-        Other crews watch them too, perhaps on the same loop, which knows one callback for a descriptor: so each crew
-        watches duplicates of its own.
-        """
-        if self._watcher is None:
-            return
-        now = self._host.starter.watched()
-        for whose in self._watched.keys() - now.keys():
-            self._watcher.reading(self._watched[whose], None)
-            os.close(self._watched.pop(whose))
-        for whose in now.keys() - self._watched.keys():  # not by number: the next socket has the last one's again
-            self._watched[whose] = os.dup(now[whose])
-            self._watcher.reading(self._watched[whose], self._host.read_reports)
+        if self._watcher is not None:
+            self._reports.watch(self._watcher, self._host.starter)
 
     def read_all(self) -> None:
         """Take in whatever has arrived, without waiting: one system call where nothing has."""
@@ -277,7 +279,12 @@ class Crew:
                 listener.on_failure(worker, message.seq, message.fault)
             case Need() if listener is not None and message.epoch == listener.number:
                 listener.on_need(worker, message.seq, message.nbytes)
-            case Failure() | Need():
+            case RanDry() if listener is not None and message.epoch == listener.number:
+                listener.on_dry(worker, message.seq)
+            case Notice(text):
+                if listener is not None:
+                    listener.on_notice(text)
+            case Failure() | Need() | RanDry():
                 pass  # of an epoch that nobody looks at any more
             case _:
                 raise AssertionError(f"a worker said {message!r}")
@@ -291,6 +298,7 @@ class Crew:
     def on_exit(self, exit: Exit) -> None:
         """One of this crew's processes has gone."""
         worker = self._by_key.pop(exit.key)
+        worker.exit = exit
         if self.when_gone is not None:
             self.when_gone()
         if worker.ending:
@@ -319,6 +327,15 @@ class Crew:
                 self._watcher.writing(worker.link.fileno(), self.flush if full else None)
                 worker.waits_to_write = full
 
+    def broadcast(self, call: bytes) -> None:
+        """Have every worker make a call, and those that are started later with the same pickle of the dataset."""
+        message = Call(self.who.dataset, call)
+        if self._host.starter.carries:
+            self._calls.append(message)
+        for worker in self.workers.values():
+            worker.link.send(message)
+        self.flush()
+
     def epoch_over(self, epoch: int) -> None:
         """Tell the workers that nobody looks at this epoch any more."""
         for worker in self.workers.values():
@@ -326,11 +343,8 @@ class Crew:
         self.flush()
 
 
-def _close_all(workers: dict[int, Worker], duplicates: dict[Any, int]) -> None:
+def _close_all(workers: dict[int, Worker]) -> None:
     """The crew has been dropped, or the program ends: nothing is said to the workers, the starter ends them."""
     for worker in workers.values():
         worker.link.close()
         worker.mappings.close()
-    for duplicate in duplicates.values():
-        os.close(duplicate)
-    duplicates.clear()

@@ -18,7 +18,7 @@ from aloader import errors
 from aloader.channel.faults import unpack_fault
 from aloader.channel.messages import Granted, Ticket
 from aloader.channel.status import Doing
-from aloader.engine import Dispatcher, DispatcherConfig
+from aloader.engine import Awaited, Dispatcher, DispatcherConfig
 from aloader.engine.events import (
     Assign,
     BatchArrived,
@@ -36,6 +36,7 @@ from aloader.engine.events import (
     NeedMemory,
     Opened,
     Raise,
+    RanDry,
     Restart,
     TicketFailed,
     WorkerLost,
@@ -70,19 +71,25 @@ class Epoch:
         source: Source,
         config: DispatcherConfig,
         finish: Callable[[Any], Any] | None = None,
+        notice: Callable[[str], None] | None = None,
     ) -> None:
         self.number = number
         self.finished = False
         self.closed = False
         self.counts = EpochCounts()
+        self.at_end: Callable[[], object] = lambda: None  # called when everything has been given
         self._crew = crew
         self._source = source
         self._finish_batch = finish  # what is done with a batch in this process before the user gets it
+        self._notice = notice
+        self._shares = config.interchangeable
         self._source_error: BaseException | None = None
         self._dispatcher = Dispatcher(config)
         self._events: deque[Event] = deque()
         self._handling = False
         self._indices: dict[int, Any] = {}
+        self._slots: dict[int, int] = {}  # who works on a ticket, or did
+        self.taken: tuple[int, Any, int | None] | None = None  # seq, indices and slot of what was given last
         self._ready: deque[Deliver | Raise] = deque()
         self._acts: Final[dict[type[Any], Callable[[Any], None]]] = {
             Draw: self._draw,
@@ -113,6 +120,11 @@ class Epoch:
                 self._handle(WorkerReady(slot, 0))
 
     @property
+    def idle(self) -> bool:
+        """Whether no worker has a ticket."""
+        return self.closed or not any(self._dispatcher.statistics().held)
+
+    @property
     def available(self) -> bool:
         """Whether `take` has something: a batch, an error or the end."""
         return bool(self._ready) or self.finished or self.closed
@@ -132,7 +144,8 @@ class Epoch:
                 raise copy.copy(error)  # the dispatcher keeps its own, which must not come to know frames of the user's
             raise unpack_fault(error) if isinstance(error, bytes) else cast("BaseException", error)
         finally:
-            self._indices.pop(outcome.seq, None)
+            seq = outcome.seq
+            self.taken = seq, self._indices.pop(seq, None), self._slots.pop(seq, None)
             self._handle(Consumed(outcome.seq))
             self._crew.flush()
 
@@ -164,12 +177,17 @@ class Epoch:
             what = status.doing.name.lower()
             sample = self._sample(status.epoch, status.seq, status.position)
             lines.append(
-                f"worker {worker.slot} (pid {worker.pid or 'starting'}): {what}"
+                f"worker {worker.slot} (pid {worker.pid or worker.page.pid or 'starting'}): {what}"
                 + (f" sample {sample!r}" if sample is not None and status.doing is Doing.FETCHING else "")
                 + (f" of batch {status.seq}" if status.seq >= 0 else "")
                 + (f" for {seconds:.1f} s" if status.since else "")
             )
         return "; ".join(lines)
+
+    @property
+    def awaited(self) -> Awaited | None:
+        """The batch that is waited for, and whose it is."""
+        return self._dispatcher.awaited()
 
     @property
     def statistics(self) -> Any:
@@ -194,6 +212,15 @@ class Epoch:
         """A ticket has failed in the user's code."""
         self._handle(TicketFailed(worker.slot, worker.generation, seq, fault))
 
+    def on_dry(self, worker: Worker, seq: int) -> None:
+        """A worker has come to the end of its share of an iterable dataset."""
+        self._handle(RanDry(worker.slot, worker.generation, seq))
+
+    def on_notice(self, text: str) -> None:
+        """A worker has something to say to the user."""
+        if self._notice is not None:
+            self._notice(text)
+
     def on_need(self, worker: Worker, seq: int, nbytes: int) -> None:
         """A worker waits for memory."""
         self._handle(NeedMemory(worker.slot, worker.generation, seq, nbytes))
@@ -201,9 +228,14 @@ class Epoch:
     def on_lost(self, worker: Worker, exit: Exit) -> None:
         """A worker has died."""
         status = worker.page.read()
-        busy = status.doing in (Doing.FETCHING, Doing.COLLATING, Doing.WAITING) and status.epoch == self.number
+        busy = status.doing not in (Doing.STARTING, Doing.IDLE) and status.epoch == self.number
         sample = self._sample(status.epoch, status.seq, status.position)
         error = describe(worker, exit, sample, sample is not None)
+        if self._shares:
+            error.add_note(
+                "The rest of its share of the iterable dataset is lost: nobody could go on where it was. Iterating on "
+                "gives what the other workers read."
+            )
         self.counts.lost += 1
         self._handle(WorkerLost(worker.slot, worker.generation, status.seq if busy else None, error))
 
@@ -241,7 +273,8 @@ class Epoch:
         worker = self._crew.workers.get(slot)
         if worker is None:
             return  # it has just gone: that will be reported
-        self._indices[seq] = indices
+        self._indices[seq] = None if self._shares else indices
+        self._slots[seq] = slot
         try:
             worker.link.send(Ticket(self._crew.who.dataset, self.number, seq, indices, allowance))
         except Exception as error:
@@ -268,6 +301,8 @@ class Epoch:
         if not self.finished:
             return LoaderClosed("the loader was closed while a batch was waited for")
         error, self._source_error = self._source_error, None
+        if error is None:
+            self.at_end()
         return error if error is not None else StopIteration()
 
     def _sample(self, epoch: int, seq: int, position: int) -> Any:

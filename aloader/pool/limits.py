@@ -1,9 +1,10 @@
-"""How much memory there is, and what a loader may take of it."""
+"""How much memory and how many CPUs there are, and what a loader may take of them."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -44,3 +45,60 @@ def _memory_allowed() -> int:
         if text.isdigit():
             limits.append(int(text))
     return min(limits)
+
+
+def cpus_allowed(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+    """How many CPUs' time the quota of a cgroup allows (a container's, as a rule), rounded up; None: no quota.
+
+    Of this process's cgroup and those around it, the narrowest counts. Version 2 says quota and period in one file,
+    version 1 in two. A container sees its own cgroup at `root`, and may be told of a path that it does not have.
+    """
+    quotas = []
+    for folder in _cgroups(root, own):
+        quota, period = _quota_in(folder)
+        if quota > 0 and period > 0:
+            quotas.append(-(-quota // period))
+    return min(quotas, default=None)
+
+
+def _cgroups(root: Path, own: Path) -> Iterator[Path]:
+    yield root
+    yield root / "cpu"
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        folder = root / "cpu" if controllers else root
+        for part in Path(path.lstrip("/")).parts:
+            folder /= part
+            yield folder
+
+
+def _quota_in(folder: Path) -> tuple[int, int]:
+    """Microseconds of CPU time, in so many of time; 0 or less for none."""
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text()
+            period = (folder / "cpu.cfs_period_us").read_text()
+        return int(quota), int(period)
+    except (OSError, ValueError):  # "max" is none, too
+        return 0, 0
+
+
+def too_many_workers(num_workers: int, allowed: int | None) -> str | None:
+    """What to say of more workers than the quota has CPUs for; None where there is nothing to say beyond torch's."""
+    machine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if allowed is None or num_workers <= allowed or (machine is not None and machine <= allowed):
+        return None
+    return (
+        f"{num_workers} worker processes share the time of {allowed} CPU{'s' * (allowed != 1)}: the machine has "
+        f"{machine or 'an unknown number of'} for this process, but its container (cgroup) has a quota of fewer, "
+        f"and the kernel holds up workers beyond it. Use num_workers={allowed} or fewer, or raise the quota "
+        "(docker's --cpus, Kubernetes' limits.cpu)."
+    )

@@ -6,6 +6,7 @@ The processes of one iterator are a `Crew`. A loader makes a pool of its own. No
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import select
 import sys
@@ -15,13 +16,19 @@ import warnings
 import weakref
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
+from typing import Any
 
 from aloader import options
+from aloader.channel import flags
 from aloader.channel.job import Carried, Job
+from aloader.channel.roles import Who
 from aloader.errors import LoaderClosed
-from aloader.pool.crew import Crew, Who
+from aloader.pool import advice
+from aloader.pool.crew import Crew
+from aloader.pool.seats import Seats
 from aloader.pool.starter import ContextStarter, Loaded, Starter
 from aloader.pool.template import TemplateStarter
+from aloader.pool.threads import in_thread
 
 NO_WORKERS = (
     "worker processes are not available on Windows (the channel needs AF_UNIX socket pairs that pass descriptors): use "
@@ -29,26 +36,41 @@ NO_WORKERS = (
 )
 
 
-class WorkerPool:
-    """`num_workers` processes, and the template that they are forked from. A loader makes one for itself.
+class Installed:
+    """What a loader's workers are started with at present: kept to see whether the next epoch's is the same."""
 
-    Use it in one process, from one thread at a time. Dropping it ends every process of it at once; `close()` (or
-    `with`) lets datasets leave their `async with` first.
+    def __init__(self) -> None:
+        self.carried: Carried | None = None
+        self.loaded: Loaded | None = None
+
+
+class WorkerPool:
+    """Up to `num_workers` worker processes at once, which several loaders share; and what these are forked from.
+
+    Give it to loaders as `pool=`: their workers come from one template, and wait for their turn when all seats are
+    taken. A loader without `pool=` has a pool of its own. Nothing starts in the constructor, or before it is needed.
+
+    Use it in one process, from one thread (or event loop) at a time. `async with` or `with` end its processes at a
+    certain point, and let datasets leave their `async with` first. More than `num_workers` are started only where every
+    process that is there waits for a consumer of its own, and a consumer waits for one that is not.
     """
 
-    def __init__(self, num_workers: int, *, multiprocessing_context: BaseContext | None = None) -> None:
+    def __init__(self, num_workers: int, *, multiprocessing_context: BaseContext | str | None = None) -> None:
         if not self.available():
             raise RuntimeError(NO_WORKERS)
         if num_workers < 1:
             raise ValueError(f"num_workers of a pool should be a positive integer, but got num_workers={num_workers!r}")
         self.num_workers = num_workers
-        self._context = multiprocessing_context
+        self.seats = Seats(num_workers)
+        self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()  # which share it
+        context = multiprocessing_context
+        self._context = multiprocessing.get_context(context) if isinstance(context, str) else context
         self._starter: Starter | None = None
-        self._installed: tuple[Carried, Loaded] | None = None
         self._installing = threading.Lock()
         self._keys = itertools.count()
         self._owners: dict[int, Crew] = {}  # of every process that has not been reported gone
         self._crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+        self._advised = False
         self._closed = False
         self._pid = os.getpid()
         self._end: weakref.finalize[[Starter, int], WorkerPool] | None = None
@@ -57,6 +79,9 @@ class WorkerPool:
     def available() -> bool:
         """Whether worker processes can be had on this platform."""
         return sys.platform != "win32"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a WorkerPool belongs to its process and cannot be pickled: make one there")
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open" if self._starter is not None else "not started"
@@ -69,38 +94,35 @@ class WorkerPool:
         self._check_open()
         if not self._start().carries:
             return None
-        carried = Carried(job, context)
-        if carried.nbytes > options.CAPTURED_BYTES and carried.captured:
-            warnings.warn(
-                f"the dataset's pickle takes {carried.nbytes / 1e6:.0f} MB, of which most comes from captured globals: "
-                f"{', '.join(carried.captured)}. Pass such data as an attribute of the dataset.",
-                UserWarning,
-                stacklevel=4,
-            )
+        began = time.perf_counter()
+        carried = Carried(job, context, flags.snapshot())
+        found = [*advice.on_weight(job, carried, time.perf_counter() - began)]
+        found += [] if self._advised else advice.on_what_stays_here(job)
+        self._advised = True
+        for text in found:
+            warnings.warn(text, UserWarning, stacklevel=4)
         return carried
 
     def open(self) -> None:
         """Start the template. Takes milliseconds: in a thread."""
         self._start().open()
 
-    def install(self, crew: Crew, job: Job, carried: Carried | None) -> None:
+    def install(self, crew: Crew, job: Job, carried: Carried | None, installed: Installed) -> None:
         """Make the workers that this crew launches have this job. Copies or compares it: in a thread."""
         if carried is None:
             crew.use(self._start().load(job, None))
             return
         with self._installing:  # what another iterator compares itself with must not be let go meanwhile
-            self._install(crew, job, carried)
-
-    def _install(self, crew: Crew, job: Job, carried: Carried) -> None:
-        installed = self._installed
-        if installed is not None and carried.same_as(installed[0]):
-            crew.use(installed[1])
-        else:
+            if installed.carried is not None and installed.loaded is not None and carried.same_as(installed.carried):
+                crew.use(installed.loaded, flags.changes(installed.carried.flags, carried.flags))
+                return
             carried.write()
             carried.forget()
-            loaded = self._start().load(job, carried)
-            self._installed = carried, loaded
-            crew.use(loaded)
+            if installed.loaded is not None:
+                installed.loaded.users.discard(installed)
+            installed.carried, installed.loaded = carried, self._start().load(job, carried)
+            installed.loaded.users.add(installed)
+            crew.use(installed.loaded)
 
     def crew(self, who: Who) -> Crew:
         """Workers for one iterator, none of them launched yet."""
@@ -122,12 +144,20 @@ class WorkerPool:
         self._owners[key] = crew
         return key
 
+    def insist(self, crew: Crew) -> None:
+        """Somebody waits for a slot of this crew that has no process."""
+        seated = [one for one in self._crews if one.alive]
+        for one in seated:
+            one.read_all()  # the loop of a plain `for` does not read while it waits for somebody else
+        self.seats.insist(crew, seated)
+
     def read_reports(self) -> None:
         """Take in which processes have gone, and tell the crews that they belonged to."""
         for exit in self._start().reports():
             crew = self._owners.pop(exit.key, None)
             if crew is not None:
                 crew.on_exit(exit)
+                self.seats.give_back()
         for crew in list(self._crews):
             crew.after_reports()
 
@@ -169,7 +199,24 @@ class WorkerPool:
             poll.poll(20)
             self.read_reports()
 
+    async def aclose(self) -> None:
+        """As `close`, on the loop that its loaders are iterated on: whoever waits for a batch gets `LoaderClosed`."""
+        for crew in list(self._crews):
+            crew.give_up()
+            crew.end()
+            crew.detach()
+        await in_thread(self.close)
+
+    async def __aenter__(self) -> WorkerPool:
+        self._check_open()
+        await in_thread(self.open)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
     def __enter__(self) -> WorkerPool:
+        self._check_open()
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -188,8 +235,6 @@ class WorkerPool:
         if self._context is not None:
             return ContextStarter(self._context)
         if not sys.platform.startswith("linux"):
-            import multiprocessing
-
             return ContextStarter(multiprocessing.get_context("spawn"))
         return TemplateStarter()
 

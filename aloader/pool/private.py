@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Self, TypeVar
 
 from aloader import options
+from aloader.device.profiling import INLINE, profiling, record_function
 from aloader.pool.asynchronous import AsyncBatches
 
 T = TypeVar("T")
@@ -70,7 +71,18 @@ class PrivateLoopBatches:
     def __iter__(self) -> Self:
         return self
 
+    @property
+    def taken(self) -> Any:
+        """Of the batch that was given last: seq, indices, worker and epoch."""
+        return self._batches.taken
+
     def __next__(self) -> Any:
+        if not profiling():
+            return self._next()
+        with record_function(INLINE):
+            return self._next()
+
+    def _next(self) -> Any:
         try:
             return self.loop.call(_next(self._batches))
         except StopAsyncIteration:

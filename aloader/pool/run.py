@@ -8,9 +8,12 @@ from typing import Any, Protocol
 
 from aloader import options
 from aloader.channel.job import Carried, Job
-from aloader.pool.crew import Crew, Watcher
+from aloader.channel.roles import Watcher
+from aloader.errors import LoaderTimeout
+from aloader.pool.crew import Crew
 from aloader.pool.epoch import Epoch
-from aloader.pool.pool import WorkerPool
+from aloader.pool.inquiry import Late
+from aloader.pool.pool import Installed, WorkerPool
 from aloader.stats import LoaderStats
 
 
@@ -35,6 +38,7 @@ class Run:
     carried: Carried | None
     persistent: bool
     batch_timeout: float
+    installed: Installed | None = None
     ended: bool = False
     on_end: Callable[[], object] | None = None  # lets whoever waits notice
 
@@ -42,6 +46,13 @@ class Run:
     def heavy(self) -> bool:
         """Whether `prepare` takes longer than a loop may be held up."""
         return self.job is not None or self.source.heavy
+
+    @property
+    def taken(self) -> tuple[int, Any, int | None, int]:
+        """Of the batch that was given last: seq, indices, worker (None: no process) and epoch."""
+        assert self.epoch.taken is not None, "a batch has been given"
+        seq, indices, slot = self.epoch.taken
+        return seq, indices, slot if self.pool is not None else None, self.epoch.number
 
     @property
     def closed(self) -> bool:
@@ -54,8 +65,8 @@ class Run:
         if job is not None and pool is not None:
             pool.open()
         self.source.prepare()
-        if job is not None and pool is not None:
-            pool.install(self.crew, job, self.carried)
+        if job is not None and pool is not None and self.installed is not None:
+            pool.install(self.crew, job, self.carried, self.installed)
             self.job = self.carried = None
 
     def begin(self, watcher: Watcher) -> None:
@@ -74,7 +85,7 @@ class Run:
         self.epoch.close()
         if self.persistent:
             self.crew.epoch_over(self.epoch.number)
-            self.crew.detach()
+            self.crew.detach(self.epoch)
         else:
             self.crew.end(grace)
         if self.on_end is not None:
@@ -83,20 +94,22 @@ class Run:
     def patience(self, waited: float) -> float | None:
         """Seconds that a consumer who has waited for `waited` goes on waiting; None: without end; 0: it is late.
 
-        The time that workers take to start does not count, within reason.
+        The time that workers take to start does not count, within reason; nor what the user spends in their debugger.
         """
         if not self.batch_timeout:
             return None
+        waited = min(waited, self.crew.undisturbed)
         if self.crew.ready:
             return max(0.0, self.batch_timeout - waited)
         return max(0.0, min(self.batch_timeout, self.batch_timeout + options.STARTING_GRACE - waited))
 
-    def late(self) -> RuntimeError:
+    def inquire(self) -> Late:
+        """No batch has come in time: ask the worker that it is waited for where it is stuck."""
+        return Late(self.crew, self.epoch)
+
+    def late(self, inquiry: Late) -> LoaderTimeout:
         """The error for a batch that has not come in time: torch's words first."""
-        return RuntimeError(
-            f"DataLoader timed out after {self.batch_timeout} seconds; {self.epoch.late()}. "
-            "Iterating again waits again: nothing is lost."
-        )
+        return inquiry.error(f"DataLoader timed out after {self.batch_timeout} seconds")
 
 
 def snapshot(run: Run | None) -> LoaderStats:

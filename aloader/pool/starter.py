@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import socket
 import sys
 import weakref
 from collections.abc import Callable
-from multiprocessing import reduction
+from multiprocessing import reduction, resource_tracker
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, Protocol
 
 from aloader.channel import life
 from aloader.channel.job import Carried, Job
+from aloader.pool.outside import Outside
+from aloader.pool.unpicklable import explained
 
 
 class Exit(NamedTuple):
@@ -82,11 +85,20 @@ class ContextStarter:
     def __init__(self, context: BaseContext) -> None:
         self._context: Any = context
         self._forks = context.get_start_method() == "fork"
+        self._opened = False
         self._processes: dict[int, BaseProcess] = {}
         self._life = _pipe()
 
     def open(self) -> None:
-        """Nothing to prepare."""
+        """Start what multiprocessing starts once, and waits for: not with the first worker, on somebody's loop."""
+        if not self._forks:
+            resource_tracker.ensure_running()
+        if self._context.get_start_method() == "forkserver" and not self._opened:
+            self._opened = True
+            first = self._context.Process(target=int)  # whoever starts the first one waits for the server to come up
+            first.start()
+            first.kill()
+            first.join()
 
     def load(self, job: Job, carried: Carried | None) -> Loaded:
         """The job is handed to each process as it is."""
@@ -95,13 +107,20 @@ class ContextStarter:
     def start(self, loaded: Loaded, key: int, end: socket.socket, status: int) -> None:
         """Start a worker and close this process's copies of its descriptors."""
         life_end, _ = self._life
-        arguments = (_Descriptor(end.fileno()), _Descriptor(status), _Descriptor(life_end), loaded.job, self._forks)
+        job: Any = loaded.job if self._forks else Outside(loaded.job)
+        arguments = (_Descriptor(end.fileno()), _Descriptor(status), _Descriptor(life_end), job, self._forks)
         process = self._context.Process(target=_entry, args=arguments, daemon=True, name=f"aloader-worker-{key}")
         try:
             process.start()
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            if self._forks or loaded.job is None:
+                raise
+            raise explained(error, loaded.job, self._context.get_start_method()) from error
         finally:
             end.close()
             os.close(status)
+            if not self._forks:
+                job.close()
         self._processes[key] = process
 
     def end(self, key: int, grace: float) -> None:

@@ -24,6 +24,7 @@ from aloader import options
 from aloader.channel import life, stages
 from aloader.channel.context import SINGLE_THREADED
 from aloader.channel.job import Carried, Job
+from aloader.pool import advice
 from aloader.pool.starter import Exit, Loaded
 
 # Ctrl-C is the parent's to handle, also while the template still imports torch.
@@ -237,6 +238,7 @@ class TemplateStarter:
                         return True
                     stage.loading = False
                     self._fork_waiting(stage)
+                    advice.warn_of_flags(packet.reason)
         except BlockingIOError:
             return True
         return False
@@ -262,7 +264,7 @@ class TemplateStarter:
         for key in [key for key, owner in self._owners.items() if owner is stage.end]:
             del self._owners[key]
             exits.append(Exit(key, signal.SIGKILL, 0, 0))
-        if stage is self._stages[-1]:
+        if stage is self._stages[-1] or stage.users:
             self._begin_anew(exits)
         else:
             stage.hang_up()

@@ -16,9 +16,20 @@ T = TypeVar("T")
 _QUICK: Final = 8 << 20  # bytes that are unmapped in well under a millisecond
 
 
+def running_loop() -> asyncio.AbstractEventLoop:
+    """The event loop that runs here, or an error that says what to do without one."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            "no asyncio event loop is running here, and `async for` and `async with` of a loader need one: use them in "
+            "a coroutine that asyncio runs (with anyio: its asyncio backend), or plain `for` and `with`"
+        ) from None
+
+
 async def in_thread(function: Callable[[], T]) -> T:
     """Run `function` in a new thread. A cancelled caller leaves it to end by itself."""
-    loop = asyncio.get_running_loop()
+    loop = running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
     def settle(result: T | None, error: BaseException | None) -> None:

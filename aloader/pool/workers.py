@@ -11,6 +11,7 @@ from aloader.channel.messages import Batch
 from aloader.channel.payload import unpack
 from aloader.channel.status import Doing, StatusPage
 from aloader.errors import WorkerLost
+from aloader.pool.inquiry import PageInquiry
 from aloader.pool.starter import Exit
 
 
@@ -45,8 +46,13 @@ class Worker:
         self.mappings = Mappings(link.release)
         self.pid = 0  # known when it is ready
         self.ending = False
+        self.exit: Exit | None = None  # how it went, once that is reported
         self.fault: OSError | None = None  # why nothing more can be read from it
         self.waits_to_write = False
+
+    def inquire(self, epoch: int, seq: int) -> PageInquiry:
+        """Ask where it stands with a ticket."""
+        return PageInquiry(self.page, epoch, seq)
 
 
 def describe(worker: Worker, exit: Exit, sample: Any, known: bool) -> WorkerLost:
@@ -60,6 +66,7 @@ def describe(worker: Worker, exit: Exit, sample: Any, known: bool) -> WorkerLost
     else:
         how = f"exited unexpectedly with code {exit.exit_code}"
     doing = {Doing.FETCHING: "fetching", Doing.COLLATING: "collating", Doing.WAITING: "waiting for memory"}
+    doing[Doing.DEBUGGING] = "its debugger was at work"
     what = f" while {doing[status.doing]}" if status.doing in doing else ""
     which = f" sample {sample!r}" if known and status.doing is Doing.FETCHING else ""
     batch = f" (batch {status.seq})" if status.seq >= 0 else ""

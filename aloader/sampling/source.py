@@ -24,11 +24,16 @@ _PURE: Final = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedR
 
 
 def is_pure(sampler: Any) -> bool:
-    """Whether drawing ahead changes nothing that anybody could see: known by exact type, through `BatchSampler`."""
+    """Whether drawing ahead changes nothing that anybody could see: known by exact type, through `BatchSampler`.
+
+    A `RandomSampler` draws from a generator that it was given once more at its end, when everything has been drawn.
+    """
     if type(sampler) is BatchSampler:
         return is_pure(sampler.sampler)
     if type(sampler) is RandomSampler:
-        return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+        whole = sampler._num_samples is None  # then the length need not be asked for: it may cost
+        once = not sampler.replacement and (whole or sampler.num_samples <= len(sampler.data_source))
+        return once and sampler.generator is None
     return type(sampler) in _PURE
 
 
@@ -37,15 +42,19 @@ class SamplerSource:
 
     heavy = False
 
-    def __init__(self, iterator: Iterator[Any]) -> None:
+    def __init__(self, iterator: Iterator[Any], batched: bool = False) -> None:
         self._iterator = iterator
+        self._batched = batched
+        self.drawn = 0  # samples
 
     def prepare(self) -> None:
         """Nothing takes time before the first draw."""
 
     def draw(self) -> Any:
         """The next ticket's indices. Raises StopIteration at the end, and whatever the sampler raises."""
-        return next(self._iterator)
+        indices = next(self._iterator)
+        self.drawn += len(indices) if self._batched else 1
+        return indices
 
 
 class PermutedSource:
@@ -78,12 +87,35 @@ class PermutedSource:
         self._at += self._step
         return indices if self._batched else indices[0]
 
+    @property
+    def drawn(self) -> int:
+        """Samples so far."""
+        return min(self._at, self._count)
+
+
+class SharesSource:
+    """The tickets of an iterable dataset: all the same, and without end. Workers say when there is nothing left."""
+
+    heavy = False
+    drawn = 0  # samples are nobody's to count before they are read
+
+    def __init__(self, batch_size: int | None) -> None:
+        self._batch_size = batch_size
+
+    def prepare(self) -> None:
+        """Nothing takes time before the first draw."""
+
+    def draw(self) -> int | None:
+        """How many samples the next ticket is for; None for one that is not batched."""
+        return self._batch_size
+
 
 def source_of(sampler: Iterable[Any], iterator: Iterator[Any]) -> SamplerSource | PermutedSource:
     """The source for a sampler of which `iterator` is a fresh one."""
     batch_size, drop_last, inner = None, False, sampler
     if type(sampler) is BatchSampler:
         batch_size, drop_last, inner = sampler.batch_size, bool(sampler.drop_last), sampler.sampler
-    if type(inner) is RandomSampler and inner.generator is None and is_pure(inner):
-        return PermutedSource(len(inner.data_source), inner.num_samples, batch_size, drop_last)
-    return SamplerSource(iterator)
+    if type(inner) is RandomSampler and is_pure(inner):
+        n = len(inner.data_source)
+        return PermutedSource(n, n if inner._num_samples is None else inner.num_samples, batch_size, drop_last)
+    return SamplerSource(iterator, type(sampler) is BatchSampler)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -22,12 +22,15 @@ from aloader.channel.job import Job
 from aloader.channel.link import Link
 from aloader.channel.messages import (
     Batch,
+    Call,
     EpochOver,
     Failure,
     Granted,
     Message,
     Need,
     NewSegment,
+    Notice,
+    RanDry,
     Released,
     Retire,
     Start,
@@ -37,8 +40,12 @@ from aloader.channel.messages import (
 )
 from aloader.channel.payload import Packed, address_of, pack
 from aloader.channel.status import Doing, StatusPage
+from aloader.worker.calls import Calls
 from aloader.worker.collation import collate_into, estimate
-from aloader.worker.fetch import Failed
+from aloader.worker.dataclass_collation import collating
+from aloader.worker.fetch import Failed, fetch_inline
+from aloader.worker.hints import hint
+from aloader.worker.stream import Dry, Stream
 
 
 class Collated(NamedTuple):
@@ -71,8 +78,12 @@ class Bench:
         self.epoch_over = -1
         self.arena = Arena(self._announce, lambda number: link.send(Retire(number)))
         collate_into(self.arena)
+        self.asked: Callable[[], bool] = lambda: True  # whether the dataset has asked which worker it is in
+        self._stream: tuple[int, Stream] | None = None  # the epoch's
         self._job: Job | None = None
         self._by_default = False
+        self._calls = Calls()
+        self._collate: Callable[[Any], Any]
 
     @property
     def job(self) -> Job:
@@ -84,15 +95,24 @@ class Bench:
         """Work on this job from now on."""
         self._job = job
         self._by_default = job.collate_fn is collate.default_collate
+        self._collate = collating(job.collate_fn)
 
     # -- messages --------------------------------------------------------------------------------------------------
 
     def receive(self, *, everything: bool = False) -> None:
         """Take in what has arrived."""
-        for message in self.link.receive(everything=everything):
-            self._on_message(message)
+        self.hear(self.link.receive(everything=everything))
         if self.link.ended:
             self.stopped = True
+
+    def hear(self, messages: Iterable[Message]) -> None:
+        """Take in messages of the parent's."""
+        for message in messages:
+            self._on_message(message)
+
+    def obey(self) -> None:
+        """Make the calls that the parent has broadcast. Before a ticket is begun; raises what they raise."""
+        self._calls.make(self.job.dataset)
 
     def _on_message(self, message: Message) -> None:
         match message:
@@ -108,7 +128,11 @@ class Bench:
             case EpochOver(_, epoch):
                 self.epoch_over = epoch
                 self.tickets = deque(t for t in self.tickets if t.epoch > epoch)
+                if self._stream is not None and self._stream[0] <= epoch:
+                    self._stream = None
                 self.arena.trim()
+            case Call(_, call):
+                self._calls.add(call)
             case Stop():
                 self.stopped = True
             case _:
@@ -116,6 +140,20 @@ class Bench:
 
     def _announce(self, number: int, nbytes: int, fd: int) -> None:
         self.link.send(NewSegment(number, nbytes), fd)
+
+    # -- samples ---------------------------------------------------------------------------------------------------
+
+    def fetch(self, ticket: Ticket) -> Any:
+        """The ticket's samples, here and now; there may be awaitables among them. Raises `Failed` and `Dry`."""
+        if self.start.iterable:
+            return self.stream(ticket.epoch).take(ticket.indices, self.page.progress)  # type: ignore[arg-type]
+        return fetch_inline(self.job.dataset, ticket.indices, self.start.auto_collation, self.page.progress)
+
+    def stream(self, epoch: int) -> Stream:
+        """This worker's share of an iterable dataset, read from the front in each epoch."""
+        if self._stream is None or self._stream[0] != epoch:
+            self._stream = epoch, Stream(self.job.dataset, self.start.drop_last)
+        return self._stream[1]
 
     # -- from samples to a message ---------------------------------------------------------------------------------
 
@@ -127,7 +165,7 @@ class Bench:
         """Collate and pickle. Synchronous: nothing else of this worker runs in between."""
         self.page.write(Doing.COLLATING, ticket.epoch, ticket.seq)
         self.arena.begin(need)
-        packed = pack(self.job.collate_fn(samples))
+        packed = pack(self._collate(samples))
         places = [self.arena.lease(address_of(buffer), buffer.nbytes) for buffer in packed.buffers]
         missing = sum(b.nbytes for b, place in zip(packed.buffers, places, strict=True) if place is None)
         if len(packed.body) > options.BODY_BYTES:
@@ -146,6 +184,9 @@ class Bench:
         now = time.perf_counter()
         seconds = clock.fetched - clock.began, now - clock.fetched
         self.link.send(Batch(ticket.dataset, ticket.epoch, ticket.seq, body, leaves, *seconds))
+        if not self.asked():
+            self.asked = lambda: True
+            self.link.send(Notice(_unsharded(self.job.dataset, self.start.num_workers)))
 
     def ask(self, ticket: Ticket, nbytes: int) -> None:
         """Ask for more memory than the ticket allowed."""
@@ -163,18 +204,25 @@ class Bench:
         return False
 
     def fail(self, ticket: Ticket, error: BaseException) -> None:
-        """Answer the ticket with an error."""
+        """Answer the ticket with an error, or with what there is to say instead."""
+        if isinstance(error, Dry):
+            self.link.send(RanDry(ticket.dataset, ticket.epoch, ticket.seq))
+            return
         worker = f"DataLoader worker process {self.start.slot}"
         if isinstance(error, Failed):
-            note = blame(ticket, error.position, self.start.auto_collation)
+            note = blame(ticket, error.position, self.start.auto_collation, self.start.iterable)
             error = error.cause
+        elif self.start.iterable:
+            note = f"in batch {ticket.seq}"
         else:
             note = f"in batch {ticket.seq} (indices {_shortly(ticket.indices)})"
         self.link.send(Failure(ticket.dataset, ticket.epoch, ticket.seq, pack_fault(error, worker, note)))
 
 
-def blame(ticket: Ticket, position: int, batched: bool) -> str:
+def blame(ticket: Ticket, position: int, batched: bool, iterable: bool = False) -> str:
     """Which sample of a ticket it was, in words."""
+    if iterable:
+        return f"while reading the sample at position {max(0, position)} of batch {ticket.seq}"
     if position < 0:
         return f"while fetching samples {_shortly(ticket.indices)} of batch {ticket.seq} together"
     index: Any = ticket.indices
@@ -183,7 +231,17 @@ def blame(ticket: Ticket, position: int, batched: bool) -> str:
             index = next(itertools.islice(index, position, None))  # torch takes any iterable: a set, a dict's keys
         except StopIteration:  # an iterator, which is used up
             return f"while fetching the sample at position {position} of batch {ticket.seq}"
-    return f"while fetching sample {_shortly(index)} of batch {ticket.seq}"
+    return f"while fetching sample {_shortly(index)} of batch {ticket.seq}{hint(index)}"
+
+
+def _unsharded(dataset: Any, num_workers: int) -> str:
+    return (
+        f"{type(dataset).__name__} has not asked which worker it is in: each of the {num_workers} workers reads all of "
+        "it, and every sample comes that many times. Let its __iter__ take a share: `info = "
+        "torch.utils.data.get_worker_info()`, `itertools.islice(samples, info.id, None, info.num_workers)`; or use "
+        "num_workers=1. Where every worker is meant to read everything (samples made at random), asking for "
+        "`info.seed` ends this warning."
+    )
 
 
 _MOST: Final = 200

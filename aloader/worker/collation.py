@@ -1,5 +1,8 @@
 """Collating straight into the arena: torch's own rules, with one entry of its live table exchanged.
 
+In a worker torch stacks into memory of the first sample's dtype, row by row, and so must this: strides and mixed dtypes
+come out otherwise without `out=`.
+
 `default_collate` looks its functions up in a table that users may change. If the entry for `torch.Tensor` is still
 torch's own, it is replaced by one that stacks into arena memory, so that there is one copy in all. That also serves a
 user's `collate_fn` that calls `default_collate`, and numpy arrays, which torch collates as tensors. Small leaves are
@@ -8,6 +11,7 @@ stacked in ordinary memory: they are sent inline.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +22,7 @@ from torch.utils.data._utils import collate
 from aloader import options
 from aloader.channel.arena import Arena
 from aloader.channel.leaves import code_of, tensor_on
+from aloader.worker.dataclass_collation import is_dataclass_alone
 
 
 def collate_into(arena: Arena) -> None:
@@ -40,17 +45,28 @@ class _Stack:
             return stacked
         nbytes = first.numel() * first.element_size() * len(batch)
         if nbytes < options.LEASE_BYTES or not _stackable(batch, first):
-            return torch.stack(list(batch), 0)
+            return _stacked(batch, first)
         out = tensor_on(self._arena.allocate(nbytes), code_of(first.dtype), (len(batch), *first.shape))
         try:
             return torch.stack(list(batch), 0, out=out)
         except RuntimeError:  # shapes, layouts or devices that do not fit: said without `out=`, as torch says it
             del out
-            return torch.stack(list(batch), 0)
+            return _stacked(batch, first)
+
+
+def _stacked(batch: Sequence[torch.Tensor], first: torch.Tensor) -> torch.Tensor:
+    """In ordinary memory, with the dtype and the strides that torch's workers give.
+
+    What those refuse (floats after an integer) is what torch gives without workers.
+    """
+    stacked = torch.stack(list(batch), 0)
+    if stacked.dtype is first.dtype or not torch.can_cast(stacked.dtype, first.dtype):
+        return stacked.contiguous()
+    return stacked.to(first.dtype)
 
 
 def _stackable(batch: Sequence[torch.Tensor], first: torch.Tensor) -> bool:
-    """Whether `out=` gives what `torch.stack` would without it: no promotion, no autograd, no subclass."""
+    """Whether `out=` is allowed and changes no type: no promotion, no autograd, no subclass."""
     kind, dtype = torch.Tensor, first.dtype
     return all(type(t) is kind and t.dtype is dtype and not t.requires_grad for t in batch)
 
@@ -73,6 +89,8 @@ def _leaf_bytes(sample: Any, count: int) -> int:
         return sum(_leaf_bytes(value, count) for value in sample.values())
     elif isinstance(sample, Sequence):
         return sum(_leaf_bytes(value, count) for value in sample)
+    elif is_dataclass_alone(sample):
+        return sum(_leaf_bytes(getattr(sample, field.name, None), count) for field in dataclasses.fields(sample))
     else:
         return 0
     return -(-nbytes // options.ALIGNMENT) * options.ALIGNMENT if nbytes >= options.LEASE_BYTES else 0

@@ -18,6 +18,7 @@ from aloader.channel.status import Doing
 from aloader.worker.bench import Bench, Clock
 from aloader.worker.fetch import Failed, Fetcher, parts
 from aloader.worker.inline import TurnsAsync
+from aloader.worker.stream import StreamFetcher
 
 
 async def enter(dataset: Any, stack: AsyncExitStack) -> None:
@@ -54,7 +55,9 @@ class _Server:
         self._grants: dict[tuple[int, int], asyncio.Future[None]] = {}
         self._writing = False
         dataset = bench.job.dataset if bench.broken is None else None
+        self._fetcher: Fetcher | StreamFetcher
         self._fetcher = Fetcher(dataset, bench.start.auto_collation, bench.start.concurrency, threads)
+        self._reading = -1  # the epoch whose share of an iterable dataset is being read
 
     async def run(self, begun: TurnsAsync | None) -> None:
         link = self._bench.link
@@ -63,12 +66,14 @@ class _Server:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 if begun is not None:
+                    self._reads(begun.ticket)
                     self._begin(begun.ticket, Fetcher(_Returning(begun.fetched), True, self._bench.start.concurrency))
                 self._on_readable()
                 self._flush()
                 await self._stopped.wait()
                 for task in self._tasks.values():
                     task.cancel()
+                self._end_reading()
         finally:
             self._loop.remove_reader(link.fileno())
             self._loop.remove_writer(link.fileno())
@@ -80,11 +85,15 @@ class _Server:
         over = bench.epoch_over
         bench.receive()
         while bench.tickets:
-            self._begin(bench.tickets.popleft(), self._fetcher)
+            ticket = bench.tickets.popleft()
+            self._reads(ticket)
+            self._begin(ticket, self._fetcher)
         for key in bench.grants & self._grants.keys():
             bench.grants.discard(key)
             self._wake(key)
         if bench.epoch_over != over:
+            if self._reading <= bench.epoch_over:
+                self._end_reading()
             for (epoch, _), task in list(self._tasks.items()):
                 if epoch <= bench.epoch_over:
                     task.cancel()
@@ -109,13 +118,26 @@ class _Server:
 
     # -- tickets ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, ticket: Ticket, fetcher: Fetcher) -> None:
+    def _reads(self, ticket: Ticket) -> None:
+        """An iterable dataset is read anew in each epoch."""
+        bench = self._bench
+        if bench.start.iterable and ticket.epoch != self._reading and bench.broken is None:
+            self._end_reading()
+            self._reading = ticket.epoch
+            self._fetcher = StreamFetcher(bench.stream(ticket.epoch), bench.start.concurrency)
+
+    def _end_reading(self) -> None:
+        """Nobody wants the rest: an async generator leaves what it is in, once its tickets have been cancelled."""
+        if isinstance(self._fetcher, StreamFetcher):
+            self._group.create_task(self._fetcher.aclose())
+
+    def _begin(self, ticket: Ticket, fetcher: Fetcher | StreamFetcher) -> None:
         key = (ticket.epoch, ticket.seq)
         task = self._group.create_task(self._work(ticket, fetcher))
         self._tasks[key] = task
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
-    async def _work(self, ticket: Ticket, fetcher: Fetcher) -> None:
+    async def _work(self, ticket: Ticket, fetcher: Fetcher | StreamFetcher) -> None:
         """Answer one ticket. Never raises but when it is cancelled: then nobody waits for the answer."""
         try:
             await self._answer(ticket, fetcher)
@@ -128,10 +150,11 @@ class _Server:
         if not self._tasks:
             self._bench.page.write(Doing.IDLE)
 
-    async def _answer(self, ticket: Ticket, fetcher: Fetcher) -> None:
+    async def _answer(self, ticket: Ticket, fetcher: Any) -> None:
         bench = self._bench
         if bench.broken is not None:
             raise bench.broken
+        bench.obey()
         clock = Clock(time.perf_counter())
 
         def note(position: int) -> None:

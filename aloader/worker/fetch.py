@@ -13,6 +13,8 @@ from concurrent.futures import Executor
 from contextvars import copy_context
 from typing import Any, Protocol
 
+from torch.utils.data import ChainDataset, IterableDataset
+
 
 class Note(Protocol):
     """Told of each sample before it is fetched: its position in the ticket."""
@@ -50,7 +52,25 @@ def parts(dataset: Any) -> Iterator[Any]:
         inner = attributes.get("datasets", ())
         if isinstance(inner, dict):
             inner = inner.values()
-        todo.extend(x for x in (*_few(inner), attributes.get("dataset")) if hasattr(type(x), "__getitem__"))
+        todo.extend(x for x in (*_few(inner), attributes.get("dataset")) if _is_dataset(x))
+
+
+def _is_dataset(x: Any) -> bool:
+    return hasattr(type(x), "__getitem__") or hasattr(type(x), "__aiter__")
+
+
+def is_iterable(dataset: Any) -> bool:
+    """Whether a dataset is read from its front: torch's `IterableDataset`, or what only `async for` can read."""
+    if isinstance(dataset, IterableDataset):
+        return True
+    return hasattr(type(dataset), "__aiter__") and not hasattr(type(dataset), "__getitem__")
+
+
+def reads_async(dataset: Any) -> bool:
+    """Whether it is read with `async for`; torch's `ChainDataset` is, if any of its parts is."""
+    if type(dataset) is ChainDataset:
+        return any(map(reads_async, dataset.datasets))
+    return hasattr(type(dataset), "__aiter__") and is_iterable(dataset)
 
 
 def _few(inner: Any) -> list[Any]:
@@ -58,8 +78,8 @@ def _few(inner: Any) -> list[Any]:
 
 
 def is_async(dataset: Any) -> bool:
-    """Whether a dataset shows that it is async: by a coroutine function or by `async with`."""
-    return any(
+    """Whether a dataset shows that it is async: by a coroutine function, by `async with` or by `async for`."""
+    return reads_async(dataset) or any(
         inspect.iscoroutinefunction(getattr(type(part), "__getitem__", None))
         or inspect.iscoroutinefunction(getattr(type(part), "__getitems__", None))
         or hasattr(type(part), "__aenter__")
@@ -149,7 +169,7 @@ class Fetcher:
             try:
                 return await _awaited(await self._call(get))
             except BaseException as error:
-                raise _blamed(position, error) from None
+                raise blamed(position, error) from None
 
     async def _many(self, indices: Any, note: Note) -> Any:
         """One call for all samples: the call itself holds one permit, and each awaitable in its result another."""
@@ -160,9 +180,15 @@ class Fetcher:
                 if inspect.isawaitable(fetched):
                     fetched = await fetched
             except BaseException as error:
-                raise _blamed(-1, error) from None
+                raise blamed(-1, error) from None
+        return await self.awaited(fetched, True, note)
+
+    async def awaited(self, fetched: Any, batched: bool, note: Note) -> Any:
+        """What a dataset returned for a batch (or for one sample), with the awaitables in it awaited, all at once."""
         if not has_awaitables(fetched):
             return fetched
+        if not batched:
+            return await self._one(0, _returning(fetched), note)
         try:
             if type(fetched) is dict:
                 return await self._one(-1, _returning(fetched), note)
@@ -206,7 +232,7 @@ def _returning(value: Any) -> Callable[[], Any]:
     return lambda: value
 
 
-def _blamed(position: int, error: BaseException) -> BaseException:
+def blamed(position: int, error: BaseException) -> BaseException:
     """A sample's error with its position. Our own cancellation passes; one that the user's code raised is its error."""
     if isinstance(error, Failed | GeneratorExit):
         return error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import ExitStack
 from contextvars import copy_context
 from typing import Any, Self
@@ -17,10 +17,13 @@ from typing import Any, Self
 import torch
 
 from aloader.channel.messages import Ticket
+from aloader.device.profiling import INLINE, profiling, record_function
 from aloader.errors import LoaderBusy, LoaderClosed
 from aloader.worker.bench import blame
+from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, close_all, fetch_inline, has_awaitables
 from aloader.worker.local import presentable
+from aloader.worker.stream import Dry, Stream
 
 _ASYNC_RESULT = (
     "the dataset returned an awaitable, but does not show that it is async: make it `async def __getitem__`, or give "
@@ -29,24 +32,46 @@ _ASYNC_RESULT = (
 
 
 class Maker:
-    """Makes batches one after the other; counts them."""
+    """Makes batches one after the other; counts them. `stream` is what an iterable dataset is read from."""
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], batched: bool, finish: Any = None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any],
+        batched: bool,
+        finish: Any = None,
+        epoch: int = 0,
+        stream: Stream | None = None,
+    ) -> None:
         self._dataset = dataset
-        self._collate_fn = collate_fn
+        self._collate_fn = collating(collate_fn)
         self._batched = batched
         self._finish = finish
+        self._stream = stream
         self._seq = -1
+        self._epoch = epoch
+        self._indices: Any = None
+
+    def open(self) -> None:
+        """Begin an iterable dataset, as torch does while it makes an iterator."""
+        if self._stream is not None:
+            self._stream.open()
 
     def make(self, indices: Any) -> Any:
-        """The batch of these indices. Raises what the dataset raises, with a note that names the sample."""
+        """The batch of these indices. Raises what the dataset raises, with a note that names the sample; `Dry` at the
+        end of an iterable dataset."""
         self._seq += 1
+        self._indices = indices if self._stream is None else None
         ticket = Ticket(0, 0, self._seq, indices, 0)
         error: BaseException | None = None
         try:
-            samples = fetch_inline(self._dataset, indices, self._batched, [0])
+            if self._stream is None:
+                samples = fetch_inline(self._dataset, indices, self._batched, [0])
+            else:
+                samples = self._stream.take(len(indices) if self._batched else None, [0])
         except Failed as failed:
-            error = presentable(failed.cause, blame(ticket, failed.position, self._batched))
+            note = blame(ticket, failed.position, self._batched, self._stream is not None)
+            error = presentable(failed.cause, note)
         if error is not None:
             try:
                 raise error  # not in the `except`, which would replace what the user's error was raised during
@@ -61,6 +86,11 @@ class Maker:
             raise presentable(stop, f"while collating batch {self._seq}") from stop
         return batch if self._finish is None else self._finish(batch)
 
+    @property
+    def taken(self) -> tuple[int, Any, None, int]:
+        """Of the batch that was made last: seq, indices, no worker, and epoch."""
+        return self._seq, self._indices, None, self._epoch
+
 
 class InlineBatches:
     """The iterator of plain `for`: everything happens in the caller's step."""
@@ -69,14 +99,26 @@ class InlineBatches:
         self._indices = indices
         self._maker = maker
         self._owner = owner
+        maker.open()
 
     def __iter__(self) -> Self:
         return self
 
+    @property
+    def taken(self) -> Any:
+        """Of the batch that was given last: seq, indices, worker and epoch."""
+        return self._maker.taken
+
     def __next__(self) -> Any:
         if self._owner.closed:
             raise LoaderClosed("the loader has been closed; make a new one")
-        return self._maker.make(next(self._indices))
+        try:
+            if not profiling():
+                return self._maker.make(next(self._indices))
+            with record_function(INLINE):
+                return self._maker.make(next(self._indices))
+        except Dry:
+            raise StopIteration from None
 
     def __len__(self) -> int:
         return len(self._owner._index_sampler)
@@ -96,11 +138,16 @@ class ThreadedBatches:
         self._maker = maker
         self._thread = thread
         self._owner = owner
-        self._pending: asyncio.Future[Any] | None = None
+        self._pending: Future[Any] | None = None  # of no loop: it may be taken on another than it was begun on
         self._waiting = False
 
     def __aiter__(self) -> Self:
         return self
+
+    @property
+    def taken(self) -> Any:
+        """Of the batch that was given last: seq, indices, worker and epoch."""
+        return self._maker.taken
 
     async def __anext__(self) -> Any:
         if self._owner.closed:
@@ -113,15 +160,19 @@ class ThreadedBatches:
             except StopIteration:
                 raise StopAsyncIteration from None
             make = _with_callers_state(lambda: self._maker.make(indices))
-            self._pending = asyncio.get_running_loop().run_in_executor(self._thread, copy_context().run, make)
+            self._pending = self._thread.submit(copy_context().run, make)
         self._waiting = True
+        waiter = asyncio.wrap_future(self._pending)
+        waiter.add_done_callback(_seen)
         try:
-            await asyncio.wait([self._pending])
+            await asyncio.wait([waiter])
         finally:
             self._waiting = False
         pending, self._pending = self._pending, None
         try:
             return pending.result()
+        except Dry:
+            raise StopAsyncIteration from None
         except Exception as error:
             if "thread" in str(error):
                 error.add_note(
@@ -132,6 +183,12 @@ class ThreadedBatches:
 
     async def aclose(self) -> None:
         """Nothing of this iterator lives on: its thread is the loader's."""
+
+
+def _seen(waiter: asyncio.Future[Any]) -> None:
+    """What it raises is raised by whoever takes the batch, perhaps not by the one who has waited for it."""
+    if not waiter.cancelled():
+        waiter.exception()
 
 
 def _with_callers_state(make: Callable[[], Any]) -> Callable[[], Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from aloader.channel.messages import Ticket
 from aloader.channel.status import Doing
 from aloader.worker.bench import Bench, Clock
-from aloader.worker.fetch import fetch_inline, has_awaitables
+from aloader.worker.fetch import has_awaitables
 
 
 class TurnsAsync(Exception):  # noqa: N818
@@ -43,9 +43,10 @@ def _work(bench: Bench, ticket: Ticket) -> None:
     try:
         if bench.broken is not None:
             raise bench.broken
+        bench.obey()
         clock = Clock(time.perf_counter())
         bench.page.write(Doing.FETCHING, ticket.epoch, ticket.seq)
-        samples = fetch_inline(bench.job.dataset, ticket.indices, bench.start.auto_collation, bench.page.progress)
+        samples = bench.fetch(ticket)
         clock.fetched = time.perf_counter()
         if has_awaitables(samples):
             raise TurnsAsync(ticket, samples)

@@ -8,31 +8,27 @@ runs in one helper thread. The dataset's `async with` is entered by one task, wh
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from typing import Any, Protocol
+from typing import Any
 
 from aloader import options
 from aloader.channel.messages import Granted, Ticket
+from aloader.channel.roles import Listener, Who
+from aloader.channel.stacks import Stack, different
 from aloader.channel.status import Doing, Status
 from aloader.worker.bench import blame
 from aloader.worker.collation import estimate
 from aloader.worker.concurrent import enter
+from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, Fetcher
-
-
-class Hears(Protocol):
-    """Who is told: an epoch."""
-
-    number: int
-
-    def on_ready(self, worker: Any) -> None: ...
-    def on_batch(self, worker: Any, seq: int, nbytes: int, batch: Any, seconds: tuple[float, float]) -> None: ...
-    def on_failure(self, worker: Any, seq: int, fault: bytes | BaseException) -> None: ...
-    def on_need(self, worker: Any, seq: int, nbytes: int) -> None: ...
+from aloader.worker.stream import Dry, Stream, StreamFetcher
+from aloader.worker.tasks import calls, suspended
 
 
 class Made:
@@ -75,19 +71,40 @@ class LocalWorker:
         """As a status page."""
         self._status = Status(doing, epoch, seq, position, time.monotonic())
 
+    def inquire(self, epoch: int, seq: int) -> Told:
+        """Where the tasks of a ticket stand, at once."""
+        return Told(self._crew.stacks(epoch, seq))
+
+
+class Told:
+    """The answer to where the worker stands. (As `pool.inquiry.Inquiry`.)"""
+
+    def __init__(self, stacks: list[Stack]) -> None:
+        self._stacks = stacks
+
+    def over(self) -> bool:
+        """There is nothing to wait for."""
+        return True
+
+    def told(self) -> list[Stack]:
+        """Where it stands."""
+        return self._stacks
+
 
 class LocalCrew:
     """See the top of this file. Made for a loader; works on one loop at a time."""
 
-    def __init__(self, who: Any, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
+    def __init__(self, who: Who, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
         self.who = who
         self.workers = {0: LocalWorker(self)}
         self.when_gone: Callable[[], object] | None = None
         self._dataset = dataset
-        self._collate_fn = collate_fn
-        self._listener: Hears | None = None
-        self._wake: Callable[[], None] = lambda: None
+        self._collate_fn = collating(collate_fn)
+        self._listeners: dict[int, tuple[Listener, Callable[[], None]]] = {}  # epochs under way, and what wakes each
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._fetcher: Fetcher
+        self._reading: dict[int, StreamFetcher] = {}  # an iterable dataset is read anew in each epoch
+        self._closing: set[asyncio.Task[None]] = set()
         self._tasks: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._grants: dict[tuple[int, int], asyncio.Future[None]] = {}
         self._holder: asyncio.Task[None] | None = None
@@ -108,20 +125,26 @@ class LocalCrew:
 
     alive = 0
     ready = True
+    unseated = False
+    undisturbed = math.inf  # by a debugger: it would stop this very process
 
-    def attach(self, watcher: Any, listener: Hears) -> None:
-        """Work on the watcher's loop, and tell `listener`."""
-        self._listener, self._wake = listener, watcher.wake
+    def attach(self, watcher: Any, listener: Listener) -> None:
+        """Work on the watcher's loop, and tell `listener` of its epoch; several may be under way."""
+        self._listeners[listener.number] = listener, watcher.wake
         if self._loop is not watcher.loop:
             self._loop = watcher.loop
             self._fetcher = Fetcher(self._dataset, self.who.auto_collation, self.who.concurrency)
+            self._reading = {}
             self._entered = watcher.loop.create_future()
             self._leave = asyncio.Event()
             self._holder = watcher.loop.create_task(self._hold(self._entered, self._leave), name="aloader dataset")
 
-    def detach(self) -> None:
-        """Nobody listens any more."""
-        self._listener, self._wake = None, lambda: None
+    def detach(self, listener: Listener | None = None) -> None:
+        """This one listens no more; without a `listener`, nobody does."""
+        if listener is None:
+            self._listeners.clear()
+        else:
+            self._listeners.pop(listener.number, None)
 
     def launch(self, slot: int, generation: int) -> None:
         """Never needed: the slot is always filled."""
@@ -136,8 +159,9 @@ class LocalCrew:
     def epoch_over(self, epoch: int) -> None:
         """Nobody looks at this epoch any more."""
         for (number, _), task in list(self._tasks.items()):
-            if number <= epoch:
+            if number == epoch:
                 task.cancel()
+        self._end_reading(epoch)
 
     def end(self, grace: float = 0.0) -> None:
         """Cancel everything and let the dataset's `async with` be left, on its loop."""
@@ -187,21 +211,42 @@ class LocalCrew:
                 return
             entered.set_result(None)
             await leave.wait()
+            for fetcher in list(self._reading.values()):
+                await fetcher.aclose()
 
     # -- tickets ---------------------------------------------------------------------------------------------------
 
     def begin(self, ticket: Ticket) -> None:
         """Work on a ticket from now on."""
         assert self._loop is not None
+        if self.who.iterable and ticket.epoch not in self._reading:
+            stream = Stream(self._dataset, self.who.drop_last)
+            self._reading[ticket.epoch] = StreamFetcher(stream, self.who.concurrency)
         key = (ticket.epoch, ticket.seq)
         task = self._tasks[key] = self._loop.create_task(self._work(ticket), name=f"aloader batch {ticket.seq}")
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
+
+    def _end_reading(self, epoch: int) -> None:
+        """Let an async generator leave what it is in."""
+        fetcher = self._reading.pop(epoch, None)
+        if fetcher is not None and self._loop is not None:
+            task = self._loop.create_task(fetcher.aclose(), name="aloader end of reading")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     def grant(self, message: Granted) -> None:
         """The ticket that asked may be collated."""
         future = self._grants.pop((message.epoch, message.seq), None)
         if future is not None and not future.done():
             future.set_result(None)
+
+    def stacks(self, epoch: int, seq: int) -> list[Stack]:
+        """Where the user's code stands with a ticket: its tasks, the dataset's `async with`, the collating thread."""
+        tasks = [task for task in (self._tasks.get((epoch, seq)), self._holder) if task is not None]
+        frames = sys._current_frames()
+        threads = [frames.get(thread.ident or 0) for thread in self._thread._threads]
+        found = [stack for task in tasks for stack in suspended(task)]
+        return different([*found, *(Stack(calls(frame)) for frame in threads if frame is not None)])
 
     async def _work(self, ticket: Ticket) -> None:
         worker = self.workers[0]
@@ -211,12 +256,17 @@ class LocalCrew:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise  # our own; one that the user's code raised is an answer like any other
-            if self._hears(ticket):
-                self._listener.on_failure(worker, ticket.seq, _with_note(ticket, error, self.who.auto_collation))  # type: ignore[union-attr]
+            listener = self._listener(ticket)
+            if isinstance(error, Dry) and listener is not None:
+                listener.on_dry(worker, ticket.seq)
+            elif listener is not None:
+                listener.on_failure(worker, ticket.seq, _with_note(ticket, error, self.who))
         else:
-            if self._hears(ticket):
-                self._listener.on_batch(worker, ticket.seq, nbytes, Made(batch), seconds)  # type: ignore[union-attr]
-        self._wake()
+            listener = self._listener(ticket)
+            if listener is not None:
+                listener.on_batch(worker, ticket.seq, nbytes, Made(batch), seconds)
+        if listener is not None and listener.number in self._listeners:
+            self._listeners[listener.number][1]()
 
     async def _make(self, ticket: Ticket) -> tuple[Any, int, tuple[float, float]]:
         assert self._entered is not None
@@ -226,7 +276,8 @@ class LocalCrew:
         self._entered.result()
         page = self.workers[0]
         began = time.perf_counter()
-        samples = await self._fetcher.fetch(
+        fetcher: Any = self._reading[ticket.epoch] if self.who.iterable else self._fetcher
+        samples = await fetcher.fetch(
             ticket.indices, lambda position: page.write(Doing.FETCHING, ticket.epoch, ticket.seq, position)
         )
         nbytes = estimate(samples) if self.who.auto_collation else 0
@@ -248,19 +299,22 @@ class LocalCrew:
     async def _memory(self, ticket: Ticket, nbytes: int) -> None:
         assert self._loop is not None
         future = self._grants[ticket.epoch, ticket.seq] = self._loop.create_future()
-        if self._hears(ticket):
-            self._listener.on_need(self.workers[0], ticket.seq, nbytes)  # type: ignore[union-attr]
+        listener = self._listener(ticket)
+        if listener is not None:
+            listener.on_need(self.workers[0], ticket.seq, nbytes)
         await future
 
-    def _hears(self, ticket: Ticket) -> bool:
-        return self._listener is not None and self._listener.number == ticket.epoch
+    def _listener(self, ticket: Ticket) -> Listener | None:
+        """The ticket's epoch, if it is still under way."""
+        listener, _ = self._listeners.get(ticket.epoch, (None, None))
+        return listener
 
 
-def _with_note(ticket: Ticket, error: BaseException, batched: bool) -> BaseException:
+def _with_note(ticket: Ticket, error: BaseException, who: Who) -> BaseException:
     """The user's own exception, with a note that names the sample; what would end the epoch is wrapped."""
     note = f"in batch {ticket.seq}"
     if isinstance(error, Failed):
-        note, error = blame(ticket, error.position, batched), error.cause
+        note, error = blame(ticket, error.position, who.auto_collation, who.iterable), error.cause
     return presentable(error, note)
 
 

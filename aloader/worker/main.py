@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import signal
 import socket
@@ -14,13 +15,14 @@ import torch
 from torch.utils.data._utils import collate
 
 from aloader import options
-from aloader.channel import context
-from aloader.channel.job import Job
+from aloader.channel import context, flags
+from aloader.channel.job import Job, run_setup
 from aloader.channel.link import Link
-from aloader.channel.messages import Ready, Start
-from aloader.channel.status import Doing, adopt
-from aloader.worker import concurrent, inline, seeds
+from aloader.channel.messages import Message, Ready, Start
+from aloader.channel.status import STACKS_SIGNAL, TASKS_SIGNAL, Doing, StatusPage, adopt
+from aloader.worker import concurrent, cuda, inline, seeds, tasks
 from aloader.worker.bench import Bench, guarded
+from aloader.worker.breakpoints import Breakpoints
 from aloader.worker.fetch import is_async
 
 try:
@@ -29,53 +31,83 @@ except ImportError:
     from asyncio import new_event_loop  # type: ignore[assignment]
 
 
-def run(end: socket.socket, status: int, load: Callable[[], Job], *, carried: bool) -> None:
+def run(end: socket.socket, status: int, load: Callable[[], Job], *, carried: bool, settled: bytes = b"") -> None:
     """Serve the parent at the other side of `end` until it says stop or goes away.
 
-    `load` gives the job. `carried`: this process is no fork of the parent's, so the context is taken over.
+    `load` gives the job. `carried`: this process is no fork of the parent's, so the context is taken over, unless it is
+    `settled`: the one that was taken over before this process was forked.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     os.nice(options.WORKER_NICENESS)
     torch.set_num_threads(1)
+    _name_thread("pt_data_worker")  # as profilers and `top -H` show torch's workers
     link, page = Link(end), adopt(status)
+    _answer_where_it_stands(page)
     os.register_at_fork(after_in_child=link.close)  # a process of the user's must not keep the link open
     try:
-        start = _first_message(link)
-        if start is not None:
-            _work(Bench(link, page, start), load, carried)
+        messages = _first_messages(link)
+        if messages:
+            start = messages.pop(0)
+            assert isinstance(start, Start), f"the first message was {start!r}"
+            bench = Bench(link, page, start)
+            bench.hear(messages)
+            _work(bench, load, carried, settled)
     finally:
         link.close()
 
 
-def _work(bench: Bench, load: Callable[[], Job], carried: bool) -> None:
-    bench.broken = guarded(lambda: _set_up(bench, load, carried))
+def _name_thread(name: str) -> None:
+    call = getattr(torch.multiprocessing, "_set_thread_name", None)  # not before torch 2.5
+    if call is not None:
+        call(name)
+
+
+def _work(bench: Bench, load: Callable[[], Job], carried: bool, settled: bytes) -> None:
+    bench.broken = guarded(lambda: _set_up(bench, load, carried, settled))
     bench.page.write(Doing.IDLE)
     bench.link.send(Ready(os.getpid()))
     _serve(bench)
     bench.link.flush()
 
 
-def _first_message(link: Link) -> Start | None:
-    while not link.ended:
+def _first_messages(link: Link) -> list[Message]:
+    messages: list[Message] = []
+    while not messages and not link.ended:
         link.wait()
-        for message in link.receive():
-            assert isinstance(message, Start), f"the first message was {message!r}"
-            return message
-    return None
+        messages = link.receive()
+    return messages
 
 
-def _set_up(bench: Bench, load: Callable[[], Job], carried: bool) -> None:
+def _set_up(bench: Bench, load: Callable[[], Job], carried: bool, settled: bytes) -> None:
     start = bench.start
-    if carried:
-        context.apply(start.context)
-    job = load()
-    seeds.become(start.slot, start.num_workers, start.base_seed, job.dataset)
+    Breakpoints(bench.page, start.slot).install()
+    job = _taken_over(start, load, settled) if carried else load()
+    if not carried and job.worker_setup is not None:
+        run_setup(job.worker_setup)
+    asked = seeds.become(start.slot, start.num_workers, start.base_seed, job.dataset)
+    if start.iterable and start.num_workers > 1:
+        bench.asked = asked
     if carried:
         adopt_main_classes()
         collate.default_collate_fn_map.update(job.collate_entries)
     if job.worker_init_fn is not None:
         job.worker_init_fn(start.slot)
     bench.take(job)
+
+
+def _taken_over(start: Start, load: Callable[[], Job], settled: bytes) -> Job:
+    """The job, in a process that looks like the parent."""
+    if start.context == settled:
+        cuda.refuse()
+        job = load()
+    else:
+        context.apply(start.context)
+        cuda.refuse()
+        job = load()
+        context.apply_after_loading(start.context)
+    if start.flags:
+        flags.follow(start.flags)
+    return job
 
 
 def _serve(bench: Bench) -> None:
@@ -88,7 +120,17 @@ def _serve(bench: Bench) -> None:
         except inline.TurnsAsync as turn:
             begun = turn
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        loop = runner.get_loop()
+        if TASKS_SIGNAL is not None:
+            loop.add_signal_handler(TASKS_SIGNAL, tasks.answer, loop, bench.page)
         runner.run(concurrent.serve(bench, begun))
+
+
+def _answer_where_it_stands(page: StatusPage) -> None:
+    """Dump all threads on a signal of the parent's, in C: also from a call that keeps the interpreter's lock."""
+    if STACKS_SIGNAL is not None:
+        faulthandler.register(STACKS_SIGNAL, file=page.fileno(), all_threads=True)
+        page.can_be_signalled()
 
 
 def adopt_main_classes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,37 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 
-def become(slot: int, num_workers: int, base_seed: int, dataset: Any) -> None:
-    """Seed the generators and make `get_worker_info()` answer.
+class WorkerInfo(torch_worker.WorkerInfo):
+    """Torch's answer to `get_worker_info()`, which notes that somebody has looked at it: it shards the data, then."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("id", "num_workers", "seed", "dataset"):
+            object.__getattribute__(self, "__dict__")["_asked"] = True
+        return object.__getattribute__(self, name)
+
+    def __reduce__(self) -> Any:
+        fields = {name: getattr(self, name) for name in ("id", "num_workers", "seed", "dataset")}
+        return _torchs, (fields,)
+
+
+def _torchs(fields: dict[str, Any]) -> torch_worker.WorkerInfo:
+    return torch_worker.WorkerInfo(**fields)
+
+
+def become(
+    slot: int, num_workers: int, base_seed: int, dataset: Any, *, everywhere: bool = True
+) -> Callable[[], bool]:
+    """Seed the generators and make `get_worker_info()` answer. Not `everywhere`: leave other devices' alone.
+
+    Returns what says whether anybody has used the answer.
 
     Everything that shards by worker reads torch's global, and torch's `default_collate` does too.
     """
     torch.set_num_threads(1)
     seed = base_seed + slot
     random.seed(seed)
-    torch.manual_seed(seed)
+    (torch.manual_seed if everywhere else torch.default_generator.manual_seed)(seed)
     np.random.seed(torch_worker._generate_state(base_seed, slot))  # type: ignore[no-untyped-call]
-    torch_worker._worker_info = torch_worker.WorkerInfo(id=slot, num_workers=num_workers, seed=seed, dataset=dataset)
+    info = WorkerInfo(id=slot, num_workers=num_workers, seed=seed, dataset=dataset)
+    torch_worker._worker_info = info
+    return lambda: "_asked" in vars(info)

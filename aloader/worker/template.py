@@ -28,7 +28,9 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 from aloader.channel import context, life, stages
-from aloader.channel.job import Job, load, read_context
+from aloader.channel.flags import Flags
+from aloader.channel.job import Job, load, read_index
+from aloader.worker import cuda
 from aloader.worker import main as worker
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -43,13 +45,16 @@ def main(control: int, life_end: int, own_life: int) -> None:
 
 
 class _Stage:
-    """The loop of both stages. `job` is what a B has loaded."""
+    """The loop of both stages. `job` is what a B has loaded, `settled` the context that it has taken over before."""
 
-    def __init__(self, control: socket.socket, life_end: int, own_life: int, job: Job | None = None) -> None:
+    def __init__(
+        self, control: socket.socket, life_end: int, own_life: int, job: Job | None = None, settled: bytes = b""
+    ) -> None:
         self._control = control
         self._life_end = life_end  # not bound to anybody: every child binds itself anew
         self._own_life = own_life
         self._job = job
+        self._settled = settled
         self._workers: dict[int, int] = {}  # pid → key
         self._stages: set[int] = set()
         self._deadlines: dict[int, float] = {}  # pid → when it is killed
@@ -110,8 +115,11 @@ class _Stage:
 
     def _load_and_serve(self, number: int, size: int, end: socket.socket, memory: int, own_life: int) -> None:
         try:
-            context.apply_to_imports(read_context(memory))
+            index = read_index(memory)
+            context.apply(index.context)
+            cuda.refuse()  # a context must not be there when workers are forked
             job = load(memory, size)
+            context.apply_after_loading(index.context)
         except BaseException as error:
             _tell(end, stages.Loaded(number, False, "".join(traceback.format_exception(error))[-8000:]))
             return
@@ -122,8 +130,9 @@ class _Stage:
             _tell(end, stages.Loaded(number, False, f"loading the dataset started {threads - 1} threads"))
             return
         gc.freeze()
-        stage = _Stage(end, self._life_end, own_life, job)
-        _tell(end, stages.Loaded(number, True, ""))
+        stage = _Stage(end, self._life_end, own_life, job, index.context)
+        left = [] if index.setup else sorted(Flags.of_this_process().left)
+        _tell(end, stages.Loaded(number, True, ", ".join(left)[:8000]))
         stage.run()
 
     def _fork_worker(self, key: int, size: int, link: int, status: int, memory: int = -1) -> None:
@@ -138,9 +147,9 @@ class _Stage:
         own = life.watch(self._life_end)
         os.close(self._life_end)
         os.register_at_fork(after_in_child=lambda: os.close(own))
-        job, self._job = self._job, None
+        job, self._job, settled = self._job, None, self._settled
         end = socket.socket(fileno=link)
-        worker.run(end, status, lambda: job if job is not None else load(memory, size), carried=True)
+        worker.run(end, status, lambda: job if job is not None else load(memory, size), carried=True, settled=settled)
 
     def _leave(self) -> None:
         """In a child: let go of everything that is the stage's own."""

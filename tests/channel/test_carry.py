@@ -198,3 +198,12 @@ class TestHeavyCaptures:
         monkeypatch.setattr(module.options, "CAPTURED_BYTES", 100_000)
         assert carry(Dataset(data=bytes(200_000), transform=lambda: SMALL)).captured == []
         assert options.CAPTURED_BYTES == 100_000
+
+
+def test_a_function_by_value_keeps_the_name_of_its_file() -> None:
+    def outer() -> Any:
+        return lambda: None
+
+    inner = carried(outer)()
+    assert inner is not outer()
+    assert inner.__code__.co_filename == __file__, "tracebacks and debuggers find its lines by it"

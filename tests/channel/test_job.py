@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +16,7 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils import collate
 
-from aloader.channel.job import Carried, Job, load, read_context, read_index
+from aloader.channel.job import Carried, Job, load, read_index
 from tests.loader.samples import Numbers, Whole, as_list
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -67,7 +69,6 @@ def test_the_memory_lives_as_long_as_anything_of_the_job():
 
 def test_the_context_can_be_read_without_the_job():
     with written(Numbers()) as carried:
-        assert read_context(carried.fd) == {"path": ["a", "b"]}
         assert read_index(carried.fd).context == CONTEXT
 
 
@@ -130,3 +131,71 @@ def test_entries_of_the_user_in_torchs_table_are_carried_and_torchs_own_are_not(
     assert Job.of(Numbers(), as_list, None).collate_entries == {Numbers: mine, float: mine}
     monkeypatch.undo()
     assert Job.of(Numbers(), as_list, None).collate_entries == {}
+
+
+def set_up() -> None:
+    os.environ["ALOADER_TEST_ORDER"] = "set up"
+
+
+def set_up_otherwise() -> None:
+    raise LookupError("not today")
+
+
+class Ordered(Numbers):
+    """Notes what the environment says while it is unpickled."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, found=os.environ.get("ALOADER_TEST_ORDER"))
+
+
+def test_worker_setup_runs_before_the_dataset_is_unpickled(monkeypatch):
+    monkeypatch.setenv("ALOADER_TEST_ORDER", "not yet")
+    carried = Carried(Job(Ordered(), as_list, None, {}, set_up), CONTEXT)
+    carried.write()
+    job = load(carried.fd, carried.size)
+    assert job.dataset.found == "set up"
+    assert job.worker_setup is None  # it has run
+    carried.close()
+
+
+def test_what_worker_setup_raises_says_so():
+    carried = Carried(Job(Numbers(), as_list, None, {}, set_up_otherwise), CONTEXT)
+    carried.write()
+    with pytest.raises(LookupError, match="not today") as caught:
+        load(carried.fd, carried.size)
+    assert caught.value.__notes__[0].startswith("raised by worker_setup=<function set_up_otherwise")
+    carried.close()
+
+
+@pytest.mark.parametrize(
+    ("setup", "context", "flags", "same"),
+    [
+        (set_up, CONTEXT, {"a": {"x": 1}}, True),
+        (set_up, CONTEXT, {"a": {"x": 2}}, True),  # flags that have changed are sent to new workers
+        (set_up, b"another", {"a": {"x": 1}}, False),  # applied later, it would undo what the function has done
+        (set_up_otherwise, CONTEXT, {"a": {"x": 1}}, False),
+        (None, CONTEXT, {"a": {"x": 1}}, False),
+    ],
+)
+def test_a_job_with_worker_setup_is_the_same_in_the_same_context(setup, context, flags, same):
+    carried = Carried(Job(Numbers(), as_list, None, {}, set_up), CONTEXT, {"a": {"x": 1}})
+    carried.write()
+    assert Carried(Job(Numbers(), as_list, None, {}, setup), context, flags).same_as(carried) is same
+    carried.close()
+
+
+def test_warnings_are_no_errors_while_modules_are_imported(tmp_path, monkeypatch):
+    (tmp_path / "warns_once_imported.py").write_text(
+        "import warnings\nwarnings.warn('old', DeprecationWarning)\nclass Data: pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.warns(DeprecationWarning, match="old"):
+        from warns_once_imported import Data  # type: ignore[import-not-found]
+    with written(Data()) as carried:
+        del sys.modules["warns_once_imported"]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("error")
+            job = load(carried.fd, carried.size)
+        assert [str(warning.message) for warning in caught] == ["old"]
+        assert type(job.dataset).__name__ == "Data"
+        del sys.modules["warns_once_imported"]

@@ -69,3 +69,57 @@ def test_a_closed_page_can_be_told_apart():
     page.close()
     with pytest.raises(ValueError):
         page.read()
+
+
+def test_the_parent_and_the_debugger_are_noted():
+    page, fd = StatusPage.create()
+    worker = adopt(fd)
+    assert (worker.parent, page.pid, page.debugger_left) == (os.getpid(), 0, 0.0)
+    worker.can_be_signalled()
+    assert page.pid == os.getpid()
+    worker.debugging(True)
+    assert page.debugger_left == float("inf")
+    before = time.monotonic()
+    worker.debugging(False)
+    assert before <= page.debugger_left <= time.monotonic()
+    assert page.read()[:4] == (Doing.STARTING, -1, -1, -1)
+    worker.close()
+    page.close()
+
+
+def test_both_sides_have_one_place_to_write_at():
+    page, fd = StatusPage.create()
+    worker = adopt(fd)
+    for text in (b"first, and long", b"second"):
+        page.ask(3, 9)
+        assert (page.stacks, page.tasks) == (b"", None)
+        os.write(worker.fileno(), text)
+        assert page.stacks == text
+        assert worker.asked == (3, 9)
+        worker.answer(text * 2)
+        assert page.tasks == text * 2
+    worker.close()
+    page.close()
+
+
+def test_nothing_is_written_past_the_end():
+    page, fd = StatusPage.create()
+    page.ask(0, 0)
+    size = os.fstat(fd).st_size
+    with pytest.raises(OSError):
+        while True:
+            os.write(fd, b"x" * 4096)
+    assert os.fstat(fd).st_size == size
+    assert set(page.stacks) == {ord("x")}
+    assert page.read().doing is Doing.STARTING
+    os.close(fd)
+    page.close()
+
+
+def test_a_page_that_is_dropped_lets_its_descriptor_go():
+    page, fd = StatusPage.create()
+    os.close(fd)
+    mine = page.fileno()
+    del page
+    with pytest.raises(OSError):
+        os.fstat(mine)

@@ -27,6 +27,7 @@ from aloader.engine import (
     NeedMemory,
     Opened,
     Raise,
+    RanDry,
     Restart,
     TicketFailed,
     WorkerLost,
@@ -41,7 +42,7 @@ class Fate:
     seq: int
     indices: object
     home: int | None
-    state: str = "queued"  # held, landed, out, consumed
+    state: str = "queued"  # held, landed, out, consumed, skipped
     slot: int | None = None
     asked: int | None = None  # bytes its worker waits for
     reserved: int = 0
@@ -57,6 +58,7 @@ class Place:
     generation: int = 0
     ready: bool = False
     ended: bool = False
+    dry: bool = False
 
 
 @dataclass
@@ -68,6 +70,7 @@ class Oracle:
     last_home: int = -1
     latest: int | None = None  # bytes of the latest batch
     loss: object = None
+    untold: bool = False  # a share was lost, and nothing has said so
     restarts: int = 0
     finished: bool = False
     closed: bool = False
@@ -85,9 +88,13 @@ class Oracle:
         return [fate for fate in self.those("held") if fate.slot == slot]
 
     def takers(self) -> list[int]:
-        return [s for s, place in enumerate(self.places) if place.ready and len(self.held_by(s)) < self.config.credit]
+        able = [s for s, place in enumerate(self.places) if place.ready and not place.dry]
+        return [s for s in able if len(self.held_by(s)) < self.config.credit]
 
     def live(self) -> list[int]:
+        return [slot for slot, place in enumerate(self.places) if not place.ended and not place.dry]
+
+    def alive(self) -> list[int]:
         return [slot for slot, place in enumerate(self.places) if not place.ended]
 
     def next_out(self) -> int:
@@ -99,7 +106,7 @@ class Oracle:
         return self.config.window if small else self.config.narrow_window
 
     def outstanding(self) -> int:
-        return self.pending + sum(fate.state != "consumed" for fate in self.fates)
+        return self.pending + sum(fate.state not in ("consumed", "skipped") for fate in self.fates)
 
     def allowance(self) -> int:
         return self.config.first_allowance if self.latest is None else self.latest
@@ -159,9 +166,12 @@ class Oracle:
             case TicketFailed(slot, generation, seq, error):
                 if fate := self._held(slot, generation, seq):
                     self._fail(fate, error)
+            case RanDry(slot, generation, seq):
+                if self._is_current(slot, generation) and not self.places[slot].dry:
+                    self._ran_dry(slot, seq)
             case WorkerLost(slot, generation, running, error):
                 if self._is_current(slot, generation):
-                    self._lost(slot, running, error)
+                    (self._share_lost if self.config.interchangeable else self._lost)(slot, running, error)
             case Consumed(seq):
                 assert self.fates[seq].state == "out"
                 self.fates[seq].state = "consumed"
@@ -182,13 +192,48 @@ class Oracle:
             return
         self.pending -= 1
         home = None
-        if self.config.in_order and self.live():
+        if self.config.in_order and self.live() and not self.untold:
             after = [slot for slot in self.live() if slot > self.last_home]
             home = self.last_home = min(after or self.live())
         self.fates.append(Fate(len(self.fates), indices, home))
-        if not self.live():
+        if self.untold:
+            self.untold = False
             self._fail(self.fates[-1], self.loss)
+            self.drawing = bool(self.live())
+        elif not self.live():
+            if self.config.interchangeable:
+                self._skip(self.fates[-1])
+            else:
+                self._fail(self.fates[-1], self.loss)
             self.drawing = False
+
+    def _skip(self, fate: Fate) -> None:
+        fate.state, fate.slot, fate.asked, fate.reserved, fate.ahead = "skipped", None, None, 0, False
+
+    def _of_nobody(self, slot: int) -> list[Fate]:
+        """Queued tickets that only this slot, which is out of the game, could have taken."""
+        return [f for f in self.those("queued") if not self.live() or (self.config.in_order and f.home == slot)]
+
+    def _ran_dry(self, slot: int, seq: int) -> None:
+        self.places[slot].dry = True
+        for fate in [*(f for f in self.held_by(slot) if f.seq >= seq), *self._of_nobody(slot)]:
+            self._skip(fate)
+        self.drawing = self.drawing and (bool(self.live()) or self.untold)
+
+    def _share_lost(self, slot: int, running: int | None, error: object) -> None:
+        self.loss = error
+        place, held = self.places[slot], self.held_by(slot)
+        whole = place.dry and not held
+        was_dry, place.ended, place.ready = place.dry, True, False
+        left = {fate.seq: fate for fate in held} | ({} if was_dry else {f.seq: f for f in self._of_nobody(slot)})
+        told = running if running in left else min(left, default=None)
+        for fate in left.values():
+            if fate.seq == told:
+                self._fail(fate, error)
+            else:
+                self._skip(fate)
+        self.untold = self.untold or (told is None and not whole)
+        self.drawing = self.drawing and (bool(self.live()) or self.untold)
 
     def _arrived(self, event: BatchArrived) -> None:
         fate = self._held(event.slot, event.generation, event.seq)
@@ -230,7 +275,7 @@ class Oracle:
         for fate in self.fates:
             if fate.state == "landed" and isinstance(fate.outcome, Deliver):
                 self.owed.append(Discard(fate.outcome.batch))
-            if fate.state != "out":
+            if fate.state not in ("out", "skipped"):
                 fate.state, fate.asked, fate.reserved, fate.excess, fate.ahead = "consumed", None, 0, 0, False
 
     # -- its answer -------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 
 from aloader.engine import (
     Assign,
+    Awaited,
     BatchArrived,
     Closed,
     Command,
@@ -465,3 +466,27 @@ def test_statistics_and_repr_say_where_the_tickets_are() -> None:
         "<Dispatcher open: 4 drawn, 1 queued, [1, 1] held, 1 landed, 0 unconsumed, 0 consumed; "
         "30/1000 bytes, 2 live slots>"
     )
+
+
+# -- who is waited for -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_waited_for_is_the_next_in_order_and_whose_it_is() -> None:
+    d = make()
+    assert d.awaited() is None
+    tell(d, Opened(), *drawn("a", "b", "c", "d"))
+    assert d.awaited() == Awaited(0, "a", 0), "its worker is starting"
+    tell(d, *ready(0, 1), arrived(1, 1), arrived(0, 0))
+    assert d.awaited() == Awaited(2, "c", 0)
+    tell(d, arrived(0, 2))
+    assert d.awaited() == Awaited(3, "d", 1)
+
+
+def test_without_order_it_is_the_lowest_that_somebody_holds() -> None:
+    d = make(in_order=False)
+    tell(d, Opened(), *drawn("a", "b", "c", "d"))
+    assert d.awaited() is None
+    tell(d, *ready(1))
+    assert d.awaited() == Awaited(0, "a", 1)
+    tell(d, arrived(1, 0))
+    assert d.awaited() == Awaited(1, "b", 1)

@@ -25,6 +25,7 @@ from aloader.engine import (
     NeedMemory,
     Opened,
     Raise,
+    RanDry,
     TicketFailed,
     WorkerLost,
     WorkerReady,
@@ -38,7 +39,7 @@ SIZES = st.sampled_from([0, 1, 2, 5, 10, 30, 60, 120])
 
 
 @st.composite
-def configs(draw: st.DrawFn, *, in_order: bool) -> DispatcherConfig:
+def configs(draw: st.DrawFn, *, in_order: bool, interchangeable: bool) -> DispatcherConfig:
     narrow = draw(st.integers(1, 8))
     return DispatcherConfig(
         slots=draw(st.integers(1, 4)),
@@ -49,14 +50,16 @@ def configs(draw: st.DrawFn, *, in_order: bool) -> DispatcherConfig:
         in_order=in_order,
         wide_window_bytes=draw(st.sampled_from([10, 50, 1000])),
         first_allowance=draw(st.sampled_from([1, 10, 40, 150])),
-        max_restarts=draw(st.integers(0, 4)),
+        max_restarts=0 if interchangeable else draw(st.integers(0, 4)),
+        interchangeable=interchangeable,
     )
 
 
 class Machine(RuleBasedStateMachine):
-    """One epoch. `in_order` is set by the two classes below."""
+    """One epoch. `in_order` and `shares` (of an iterable dataset) are set by the classes below."""
 
     in_order: bool
+    shares = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,10 +70,10 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(data=st.data(), samples=st.integers(0, 25))
     def start(self, data: st.DataObject, samples: int) -> None:
-        self.config = data.draw(configs(in_order=self.in_order))
+        self.config = data.draw(configs(in_order=self.in_order, interchangeable=self.shares))
         self.dispatcher = Dispatcher(self.config)
         self.oracle = Oracle(self.config)
-        self.samples = samples
+        self.samples = 10_000 if self.shares else samples  # shares end by running dry
         self.losses = data.draw(st.sampled_from([0, 0, 2, 9]))
         self.largest = data.draw(st.sampled_from([1, 10, 20, 120]))  # the smaller, the more have room, and ask for more
         self.may_close = data.draw(st.integers(0, 3)) == 0
@@ -182,11 +185,17 @@ class Machine(RuleBasedStateMachine):
         slot, generation, seq = data.draw(st.sampled_from(self.held()))
         self.tell(TicketFailed(slot, generation, seq, f"error in {seq}"))
 
-    @precondition(lambda self: self.losses and self.oracle.live())
+    @precondition(lambda self: self.shares and self.oracle.those("held"))
+    @rule(data=st.data())
+    def run_dry(self, data: st.DataObject) -> None:
+        slot, generation, seq = data.draw(st.sampled_from(self.held()))
+        self.tell(RanDry(slot, generation, seq))
+
+    @precondition(lambda self: self.losses and self.oracle.alive())
     @rule(data=st.data(), error=st.integers(0, 1000))
     def lose(self, data: st.DataObject, error: int) -> None:
         self.losses -= 1
-        slot = data.draw(st.sampled_from(self.oracle.live()))
+        slot = data.draw(st.sampled_from(self.oracle.alive()))
         mine = [fate.seq for fate in self.oracle.held_by(slot)]
         running = data.draw(st.sampled_from([None, 0, *mine]))
         self.tell(WorkerLost(slot, self.oracle.places[slot].generation, running, f"lost {error}"))
@@ -205,6 +214,7 @@ class Machine(RuleBasedStateMachine):
             NeedMemory(slot, generation, seq, nbytes),
             BatchArrived(slot, generation, seq, nbytes, self.new_batch()),
             TicketFailed(slot, generation, seq, "late"),
+            *([RanDry(slot, generation, seq)] if self.shares and (old or self.oracle.places[slot].dry) else []),
             *([WorkerLost(slot, generation, seq, "late"), WorkerReady(slot, generation)] if old else []),
         ]
         self.tell(data.draw(st.sampled_from(kinds)))
@@ -233,23 +243,29 @@ class Machine(RuleBasedStateMachine):
             assert self.dispatcher.handle(BatchArrived(0, 0, 0, 1, "late"))
         else:
             assert self.oracle.finished, f"stuck: {self.dispatcher!r}"
-            assert all(fate.state == "consumed" for fate in self.oracle.fates)
+            assert all(fate.state in ("consumed", "skipped") for fate in self.oracle.fates)
+            assert not self.oracle.untold, "nobody was told of a lost share"
             assert self.dispatcher.statistics().reserved == 0
             self.check_nothing_is_missing()
 
     def check_nothing_is_missing(self) -> None:
         """An epoch that ended early has told its reader why."""
-        if len(self.oracle.fates) < self.samples:
+        if self.shares:
+            assert not self.oracle.live(), "it ended, and somebody had not said that there is nothing left"
+        elif len(self.oracle.fates) < self.samples:
             assert not self.oracle.live()
             assert any(fate.outcome == Raise(fate.seq, self.oracle.loss) for fate in self.oracle.fates)
 
     def make_progress(self) -> None:
         for slot, place in enumerate(self.oracle.places):
-            if not place.ready and not place.ended:
+            if not place.ready and not place.ended and not place.dry:
                 self.tell(WorkerReady(slot, place.generation))
         while self.oracle.pending:
             self.answer_draw()
         for slot, generation, seq in self.held():
+            if self.shares and self.oracle.places[slot].generation == generation and seq >= 12:
+                self.tell(RanDry(slot, generation, seq))
+                continue
             fate = self.oracle.fates[seq]
             if fate.state == "held" and fate.asked is None:
                 self.tell(BatchArrived(slot, generation, seq, fate.reserved, self.new_batch()))
@@ -264,6 +280,18 @@ class OnArrival(Machine):
     in_order = False
 
 
+class Shares(Machine):
+    shares = True
+
+
+class SharesInOrder(Shares):
+    in_order = True
+
+
+class SharesOnArrival(Shares):
+    in_order = False
+
+
 #: Without shrinking, which can take minutes, and a test has two: add `Phase.shrink` when there is something to shrink.
 SETTINGS = settings(
     max_examples=100, stateful_step_count=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
@@ -272,3 +300,7 @@ TestInOrder = InOrder.TestCase
 TestInOrder.settings = SETTINGS
 TestOnArrival = OnArrival.TestCase
 TestOnArrival.settings = SETTINGS
+TestSharesInOrder = SharesInOrder.TestCase
+TestSharesInOrder.settings = settings(SETTINGS, max_examples=50)
+TestSharesOnArrival = SharesOnArrival.TestCase
+TestSharesOnArrival.settings = settings(SETTINGS, max_examples=50)

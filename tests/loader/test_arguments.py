@@ -90,7 +90,7 @@ def test_constructing_says_what_torch_says(arguments):
         ({"concurrency": 4}, ValueError, "concurrency option needs num_workers > 0 or an async dataset"),
         ({"memory_limit": "lots"}, ValueError, "memory_limit"),
         ({"memory_limit": -1}, ValueError, "memory_limit"),
-        ({"dataset": Stream()}, NotImplementedError, "iterable-style"),
+        ({"dataset": Stream(), "num_workers": 2, "concurrency": 4}, ValueError, "concurrency.*iterable"),
         ({"dataset": Unsized()}, TypeError, "__len__"),
     ],
     ids=str,
@@ -100,13 +100,16 @@ def test_what_is_more_is_checked_at_once(arguments, error, text):
         DataLoader(**{"dataset": Numbers(10)} | arguments)
 
 
-def test_an_async_iterable_is_refused_for_now():
+def test_an_async_iterable_is_checked_as_torch_checks_an_iterable_one():
     class Feed:
         def __aiter__(self):
             return self
 
-    with pytest.raises(NotImplementedError, match="iterable-style"):
-        DataLoader(Feed())
+    feed = Feed()
+    assert DataLoader(feed).dataset is feed
+    for arguments in ({"shuffle": True}, {"sampler": [1]}, {"batch_sampler": [[1]]}):
+        with pytest.raises(ValueError, match="DataLoader with IterableDataset"):
+            DataLoader(feed, **arguments)
 
 
 def test_a_sampler_makes_a_length_unnecessary():

@@ -239,6 +239,40 @@ if __name__ == "__main__":
         assert running.left(CLOSED) == []
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_what_multiprocessing_cannot_pickle_is_named(tmp_path, method):
+    body = f"""
+import multiprocessing
+from aloader import DataLoader
+
+class Odd(Data):
+    def __init__(self):
+        super().__init__()
+        self.lock = multiprocessing.get_context("{method}").Lock()  # may be given to a process that is started
+        self.options = {{"transform": lambda x: x}}
+
+if __name__ == "__main__":
+    loader = DataLoader(Odd(), num_workers=1, multiprocessing_context="{method}")
+
+    async def run():
+        async for _ in loader:
+            pass
+
+    for go in (lambda: list(loader), lambda: asyncio.run(run())):
+        try:
+            go()
+        except TypeError as error:
+            print(error)
+"""
+    with program(tmp_path, body, flags=()) as running:
+        ended = running.end()
+        one, other = ended.out.splitlines()[1:]
+        assert one == other, ended
+        assert one.startswith("dataset.options['transform']: function cannot be pickled by multiprocessing's"), ended
+        assert "leave multiprocessing_context= out" in one
+        assert [what for what in running.left(CLOSED) if "/sem." not in what] == []  # other programs' locks, perhaps
+
+
 def test_loops_of_every_kind(tmp_path):
     body = """
 import threading, uvloop

@@ -10,10 +10,10 @@ import pytest
 
 from aloader.channel.link import Link, pair
 from aloader.channel.messages import Granted, Message, Ticket
+from aloader.channel.roles import Who
 from aloader.channel.status import Doing, StatusPage
 from aloader.engine import DispatcherConfig
 from aloader.errors import LoaderClosed, WorkerLost
-from aloader.pool.crew import Who
 from aloader.pool.epoch import Epoch
 from aloader.pool.starter import Exit
 from aloader.pool.workers import Worker

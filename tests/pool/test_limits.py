@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from aloader import DataLoader
 from aloader.pool import limits
-from aloader.pool.limits import default_memory_limit, parse_bytes
+from aloader.pool.limits import cpus_allowed, default_memory_limit, parse_bytes, too_many_workers
 
 
 @pytest.mark.parametrize(
@@ -69,3 +71,59 @@ def test_a_containers_limit_counts_where_there_is_one(monkeypatch, tmp_path, tex
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     expected = min(physical, 1 << 30) if counts else physical
     assert default_memory_limit() == max(64 << 20, expected // 4)
+
+
+def cgroup(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "allowed"),
+    [
+        ({}, "0::/\n", None),
+        ({"cpu.max": "max 100000\n"}, "0::/\n", None),
+        ({"cpu.max": "200000 100000\n"}, "0::/\n", 2),
+        ({"cpu.max": "150000 100000\n"}, "0::/\n", 2),  # a part of a CPU is a CPU
+        ({"a/cpu.max": "max 100000\n", "a/b/cpu.max": "300000 100000\n"}, "0::/a/b\n", 3),
+        ({"a/cpu.max": "100000 100000\n", "a/b/cpu.max": "300000 100000\n"}, "0::/a/b\n", 1),  # the narrowest
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, "4:cpu,cpuacct:/\n", None),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, "4:cpu,cpuacct:/\n", 4),
+        ({"cpu/x/cpu.cfs_quota_us": "50000\n", "cpu/x/cpu.cfs_period_us": "100000\n"}, "3:cpu:/x\n5:memory:/y\n", 1),
+        ({"cpu.max": "200000 100000\n"}, "0::/docker/what-the-container-cannot-see\n", 2),
+        ({"cpu.max": "nonsense"}, "0::/\n", None),
+    ],
+)
+def test_a_quota_of_cpu_time_is_found(tmp_path, files, own, allowed):
+    root = cgroup(tmp_path / "root", files)
+    root.mkdir(exist_ok=True)
+    (tmp_path / "own").write_text(own)
+    assert cpus_allowed(root, tmp_path / "own") == allowed
+    assert cpus_allowed(root, tmp_path / "missing") in (allowed, None)
+
+
+def test_more_workers_than_the_quota_allows_are_named_with_both_counts(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(48)), raising=False)
+    text = too_many_workers(16, 4)
+    assert text is not None
+    assert "num_workers=4" in text
+    assert "48" in text
+    assert too_many_workers(4, 4) is None
+    assert too_many_workers(16, None) is None
+    assert too_many_workers(64, 48) is None  # torch has said that
+
+
+def test_torchs_own_warning_comes_first_and_unchanged(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
+    monkeypatch.setattr("torch.utils.data.dataloader.torch._utils.cpu_count", lambda: 6, raising=False)
+    monkeypatch.setattr("aloader.loader.cpus_allowed", lambda: 2)
+    with pytest.warns(UserWarning, match="worker processes") as ours:
+        DataLoader(list(range(4)), num_workers=8)
+    with pytest.warns(UserWarning, match="worker processes") as torchs:
+        torch.utils.data.DataLoader(list(range(4)), num_workers=8)
+    (expected,) = [str(w.message) for w in torchs]
+    assert str(ours[0].message) == expected
+    assert "num_workers=2" in str(ours[1].message)
+    assert len(ours) == 2

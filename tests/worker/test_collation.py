@@ -103,7 +103,6 @@ CASES = {
     "dicts": [{"a": f(1), "b": 1.5, "c": "x"}, {"a": f(2), "b": 2.5, "c": "y"}],
     "named tuples": [Point(f(1), [f(2), 3]), Point(f(4), [f(5), 6])],
     "ordered": [collections.OrderedDict(z=f(1), a=np.zeros(3)), collections.OrderedDict(z=f(2), a=np.ones(3))],
-    "mixed float types": [f(1), f(2).double()],
     "int then float": [torch.arange(LARGE), f(2)],
     "bool": [torch.ones(200_000, dtype=torch.bool), torch.zeros(200_000, dtype=torch.bool)],
     "half": [f(1).half(), f(2).half()],
@@ -121,6 +120,18 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_result_is_torchs(border, name):
     same(default_collate(CASES[name]), plainly(CASES[name]))
+
+
+@pytest.mark.parametrize("n", [3, LARGE])
+def test_a_mixed_batch_has_the_first_samples_type_as_in_torchs_workers(border, n):
+    assert default_collate([f(1, n), f(2, n).double()]).dtype is torch.float32
+    assert default_collate([f(1, n).double(), f(2, n)]).dtype is torch.float64
+    assert default_collate([torch.arange(n, dtype=torch.int16), torch.arange(n)]).dtype is torch.int16
+
+
+def test_small_batches_are_contiguous_as_large_ones_are(border):
+    images = [torch.zeros(1, 3, 4, 5).to(memory_format=torch.channels_last) for _ in range(2)]
+    assert default_collate(images).is_contiguous()
 
 
 def test_the_graph_of_what_requires_grad_is_kept(border):

@@ -50,7 +50,9 @@ def test_a_failure_is_the_original_with_its_sample_named():
     with pytest.raises(FileNotFoundError) as caught:
         maker.make([4, 5])
     assert caught.value.filename == "x.jpg"
-    assert caught.value.__notes__ == ["while fetching sample 5 of batch 1"]
+    assert caught.value.__notes__ == [
+        "while fetching sample 5 of batch 1\nTo fetch it again in this process: loader.replay(5)"
+    ]
 
 
 def test_what_the_users_error_was_raised_from_or_during_is_kept():

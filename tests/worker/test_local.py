@@ -13,8 +13,8 @@ from torch.utils.data import default_collate
 
 from aloader import options
 from aloader.channel.messages import Granted, Ticket
+from aloader.channel.roles import Who
 from aloader.channel.status import Doing
-from aloader.pool.crew import Who
 from aloader.worker.local import LocalCrew
 from tests.loader.samples import AsyncNumbers, Numbers, as_list
 

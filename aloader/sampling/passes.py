@@ -1,0 +1,101 @@
+"""A loader's passes over its data, one after the other: tells samplers which epoch it is, notices what a program has
+forgotten. Nothing here draws, or changes what is drawn.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+
+
+def samplers_in(*roots: Any) -> list[Any]:
+    """These samplers and those inside them, as `BatchSampler` has one."""
+    found: list[Any] = []
+    todo = list(roots)
+    while todo:
+        one = todo.pop(0)
+        if one is None or any(one is other for other in found):
+            continue
+        found.append(one)
+        attributes = getattr(one, "__dict__", {})
+        todo += [attributes.get("sampler"), attributes.get("batch_sampler")]
+    return found
+
+
+def tell_epoch(epoch: int, *roots: Any) -> None:
+    """Call `set_epoch` of these samplers and those inside them, where they have it."""
+    for sampler in samplers_in(*roots):
+        if callable(getattr(sampler, "set_epoch", None)):
+            sampler.set_epoch(epoch)
+
+
+class Passes:
+    """What a loader remembers of its passes: the epoch of the last one that was drawn to its end, and what was said."""
+
+    def __init__(self) -> None:
+        self._drawn_with: int | None = None
+        self._said: set[str] = set()
+
+    def begin(self, sampler: Any) -> Iterator[Any]:
+        """An iterator of the sampler; one that shuffles by epoch is watched."""
+        iterator: Iterator[Any] = iter(sampler)
+        for inner in samplers_in(sampler):
+            if isinstance(inner, DistributedSampler) and inner.shuffle:
+                return self._watched(iterator, inner)
+        return iterator
+
+    def _watched(self, iterator: Iterator[Any], sampler: Any) -> Iterator[Any]:
+        if self._drawn_with == sampler.epoch:
+            kind = type(sampler).__name__
+            self._say(
+                "epoch",
+                f"this epoch is {kind}'s epoch {sampler.epoch} again, and {kind} shuffles the same way in every epoch: "
+                "call loader.set_epoch(epoch) before each one.",
+            )
+        yield from iterator
+        self._drawn_with = sampler.epoch
+
+    def counted(self, iterator: Iterator[Any], sampler: Any, dataset: Any) -> Iterator[Any]:
+        """The same iterator, with a look at the dataset's length at its end."""
+        if not _is_of_all(sampler, dataset):
+            return iterator
+        return self._counted(iterator, sampler, dataset)
+
+    def _counted(self, iterator: Iterator[Any], sampler: Any, dataset: Any) -> Iterator[Any]:
+        drawn, batched = 0, type(sampler) is BatchSampler
+        for indices in iterator:
+            drawn += len(indices) if batched else 1
+            yield indices
+        self.ended(sampler, dataset, drawn)
+
+    def ended(self, sampler: Any, dataset: Any, drawn: int) -> None:
+        """A pass has come to its end after so many samples: is that still what the dataset has?"""
+        if "length" in self._said or not _is_of_all(sampler, dataset):
+            return
+        try:
+            now = len(dataset)
+        except Exception:  # it could say at the beginning
+            return
+        left = sampler.batch_size - 1 if type(sampler) is BatchSampler and sampler.drop_last else 0
+        if not drawn <= now <= drawn + left:
+            self._say(
+                "length",
+                f"len(dataset) changed during the epoch: it is {now} now, and the epoch had {drawn} samples, by the "
+                "length when it began. The next epoch goes by the new one; change a dataset between epochs.",
+            )
+
+    def _say(self, what: str, text: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            warnings.warn(text, UserWarning, stacklevel=4)
+
+
+def _is_of_all(sampler: Any, dataset: Any) -> bool:
+    """Whether this is one of torch's samplers that go over the whole dataset, once."""
+    inner: Any = sampler.sampler if type(sampler) is BatchSampler else sampler
+    if type(inner) is RandomSampler and (inner.replacement or inner._num_samples is not None):
+        return False
+    return type(inner) in (SequentialSampler, RandomSampler) and inner.data_source is dataset

@@ -1,0 +1,149 @@
+"""A loader's arguments, and what follows from them for one epoch: bounds, source, who the workers are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from aloader import options
+from aloader.channel.roles import Who
+from aloader.device import pinning
+from aloader.engine import DispatcherConfig
+from aloader.pool.notices import LengthWatch
+from aloader.pool.pool import WorkerPool
+from aloader.sampling.passes import Passes
+from aloader.sampling.source import SharesSource, is_pure, source_of
+from aloader.worker import stray
+from aloader.worker.here import Maker
+from aloader.worker.stream import Stream
+
+
+class Settings(Protocol):
+    """A loader's arguments, as far as running it depends on them. They may be changed between epochs."""
+
+    dataset: Any
+    batch_size: int | None
+    drop_last: bool
+    num_workers: int
+    collate_fn: Callable[[Any], Any]
+    pin_memory: bool
+    pin_memory_device: str
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    worker_setup: Callable[[], object] | None
+    generator: torch.Generator | None
+    persistent_workers: bool
+    in_order: bool
+    concurrency: int | None
+    prefetch_factor: int | None
+    pool: WorkerPool | None
+    explicit_prefetch: int | None
+    memory_limit: int | str | None
+    memory_bytes: int
+    is_async: bool
+    is_iterable: bool
+    _elastic: bool
+    _passes: Passes
+
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def multiprocessing_context(self) -> Any: ...
+    @property
+    def _auto_collation(self) -> bool: ...
+    @property
+    def _index_sampler(self) -> Any: ...
+    def check_worker_number_rationality(self) -> None: ...
+
+
+def begin_sampling(loader: Settings) -> tuple[Any, int]:
+    """A sampler's iterator and the base seed, drawn in torch's order. Warns as torch does of pinning."""
+    if loader.pin_memory:
+        pinning.warn(loader.pin_memory_device, stacklevel=5)
+    indices = loader._passes.begin(loader._index_sampler)
+    seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
+    return indices, seed
+
+
+def maker(loader: Settings, epoch: int) -> Maker:
+    """What makes the batches of an ordinary dataset in this process."""
+    stream = Stream(loader.dataset, loader.drop_last) if loader.is_iterable else None
+    collate_fn = stray.unguarded(loader.collate_fn)
+    return Maker(loader.dataset, collate_fn, loader._auto_collation, finisher(loader), epoch, stream)
+
+
+def finisher(loader: Settings) -> Callable[[Any], Any] | None:
+    """What is done with each batch before the user gets it."""
+    pin = pinning.pinner(loader.pin_memory)
+    length = getattr(loader, "_IterableDataset_len_called", None) if loader.is_iterable else None
+    return pin if length is None else LengthWatch(loader.dataset, length, loader.num_workers, pin)
+
+
+def source_for(loader: Settings, indices: Any) -> Any:
+    if loader.is_iterable:
+        return SharesSource(loader.batch_size)
+    return source_of(loader._index_sampler, indices)
+
+
+def who_of(loader: Settings, seed: int, surroundings: bytes) -> Who:
+    slots = max(1, workers_of(loader))  # without processes, one slot that is always filled
+    kind = loader.is_iterable, loader.drop_last
+    return Who(0, slots, seed, share_of(loader), in_threads(loader), loader._auto_collation, surroundings, *kind)
+
+
+def workers_of(loader: Settings) -> int:
+    """How many workers an epoch has. On a shared pool, where the loader does not say: its share of the seats."""
+    if loader.pool is None or not loader._elastic:
+        return loader.num_workers
+    return max(1, loader.pool.num_workers // max(1, len(loader.pool.loaders)))
+
+
+def in_threads(loader: Settings) -> bool:
+    return not loader.is_async and loader.concurrency is not None
+
+
+def share_of(loader: Settings) -> int:
+    """Samples that one worker may have in flight."""
+    workers = workers_of(loader)
+    if loader.concurrency is not None:
+        return max(1, loader.concurrency // max(1, workers))
+    total = options.CONCURRENCY // max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+    return options.share_of(total, workers) if workers else max(1, total)
+
+
+def _explicit_prefetch(loader: Settings) -> int | None:
+    """What the user has said of prefetching: to the constructor, or by setting torch's attribute since then."""
+    given = loader.explicit_prefetch
+    untouched = (None, given or options.PREFETCH_FACTOR)
+    return given if loader.prefetch_factor in untouched else loader.prefetch_factor
+
+
+def bounds_of(loader: Settings, slots: int) -> DispatcherConfig:
+    """The bounds of an epoch: torch's, unless many samples are fetched at once."""
+    explicit = _explicit_prefetch(loader)
+    credit = explicit or options.PREFETCH_FACTOR
+    if explicit is None and (loader.is_async or in_threads(loader)):
+        credit = options.async_credit(share_of(loader), loader.batch_size or 1)
+    narrow = credit * slots
+    shares = loader.is_iterable
+    wide = 2 * narrow if shares or is_pure(loader._index_sampler) else narrow
+    own_bounds = explicit is not None or loader.memory_limit is not None or loader.is_async
+    lean = None if own_bounds else options.LEAN_BYTES
+    restarts = options.MAX_WORKER_RESTARTS + slots  # the loss of the template takes every worker, and is one fault
+    memory = loader.memory_bytes
+    if loader.pool is not None and loader.memory_limit is None:
+        memory //= max(1, len(loader.pool.loaders))
+    return DispatcherConfig(
+        slots,
+        credit,
+        wide,
+        narrow,
+        memory,
+        loader.in_order,
+        lean,
+        max_restarts=0 if shares else restarts,
+        interchangeable=shares,
+    )

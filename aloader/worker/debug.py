@@ -1,0 +1,241 @@
+"""`ALOADER_DEBUG=1`: everything in the caller's own step, so that a debugger works; with the results of workers.
+
+Tickets are drawn as far ahead as with workers, and fall to their places (`emulation`) in turn. There are no deadlines
+and no restarts, and nothing is fetched ahead. Async datasets are awaited one sample at a time.
+
+What is done for a ticket is all in `Epoch._answer`, with nothing but the ticket and its place. An iterable dataset is
+read by each place from the front, until it has no more: then its turns are the others'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, Self
+
+from aloader.channel.messages import Ticket
+from aloader.errors import LoaderBusy, LoaderClosed
+from aloader.worker.bench import blame
+from aloader.worker.emulation import Place, Team, exchanged, stepped
+from aloader.worker.fetch import (
+    Failed,
+    _awaited,
+    blamed,
+    close_all,
+    fetch_inline,
+    has_awaitables,
+    is_async,
+    reads_async,
+)
+from aloader.worker.local import presentable
+from aloader.worker.stream import Dry, Stream
+
+IS_ON: Final = (
+    "ALOADER_DEBUG is set: batches are made one after the other in the program's own process and thread, without "
+    "workers, look-ahead or timeouts. Unset it for speed."
+)
+
+
+def is_on() -> bool:
+    """Whether the environment asks for it."""
+    return os.environ.get("ALOADER_DEBUG", "0") not in ("", "0")
+
+
+class Source(Protocol):
+    """What tickets are drawn from."""
+
+    def prepare(self) -> None: ...
+    def draw(self) -> Any: ...
+
+
+class Plan(NamedTuple):
+    """What an epoch goes through. `ahead` tickets are drawn at its beginning; `kept`: its team goes on after it."""
+
+    source: Source
+    ahead: int
+    batched: bool
+    finish: Callable[[Any], Any] | None
+    owner: Owner
+    kept: bool
+    iterable: bool = False
+    drop_last: bool = False
+
+
+class Owner(Protocol):
+    """The loader."""
+
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def _index_sampler(self) -> Any: ...
+
+
+class Epoch:
+    """One pass over the data, ticket by ticket: slots in turn, as many tickets drawn ahead as with workers."""
+
+    def __init__(self, team: Team, plan: Plan) -> None:
+        self.team = team
+        self.plan = plan
+        self._seq = 0
+        self._tickets: deque[Any] = deque()
+        self._turns = deque(team.slots)  # of those that have something left
+        self._streams: dict[int, Stream] = {}  # of an iterable dataset, by place
+        self._over: BaseException | None = None  # what the sampler ended with
+        plan.source.prepare()
+        for _ in range(plan.ahead):
+            self._draw()
+
+    def _draw(self) -> None:
+        if self._over is None:
+            try:
+                self._tickets.append(self.plan.source.draw())
+            except BaseException as error:
+                self._over = error
+
+    async def make(self) -> Any:
+        """The next batch. What fails is raised in its place; `StopAsyncIteration` at the end.
+
+        What was cancelled or interrupted is made again next time.
+        """
+        if self.plan.owner.closed:
+            raise LoaderClosed("the loader has been closed; make a new one")
+        if not self.plan.ahead and not self._tickets:
+            self._draw()
+        if not self._tickets or not self._turns:
+            await self._end()
+        slot = self._turns[0]
+        ticket = Ticket(0, 0, self._seq, self._tickets[0], 0)
+        try:
+            batch = await self._made(slot, ticket)
+        except Dry:
+            self._turns.popleft()
+            return await self.make()
+        except Exception:
+            self._done()
+            raise
+        self._done()
+        return batch if self.plan.finish is None else self.plan.finish(batch)
+
+    async def _end(self) -> NoReturn:
+        """The sampler's error once, and from then on the end."""
+        if not self.plan.kept:
+            await self.team.aclose()
+        error, self._over = self._over, StopIteration()
+        raise StopAsyncIteration if error is None or isinstance(error, StopIteration) else error
+
+    def _done(self) -> None:
+        self._tickets.popleft()
+        self._turns.rotate(-1)
+        self._seq += 1
+        if self.plan.ahead:
+            self._draw()
+
+    async def _made(self, slot: Place, ticket: Ticket) -> Any:
+        error: BaseException | None = None
+        try:
+            return await self._answer(slot, ticket)
+        except Dry:
+            raise
+        except Failed as failed:
+            error = failed.cause
+            if isinstance(error, Exception | asyncio.CancelledError):
+                note = blame(ticket, failed.position, self.plan.batched, self.plan.iterable)
+                error = presentable(error, note)
+        except Exception as raised:
+            error = presentable(raised, f"in batch {ticket.seq}")
+        try:
+            raise error  # not in the `except`, which would replace what the user's error was raised during
+        finally:
+            del error  # its traceback holds this frame
+
+    async def _answer(self, slot: Place, ticket: Ticket) -> Any:
+        if slot.broken is not None:
+            raise slot.broken
+        job, batched = slot.job, self.plan.batched
+        if is_async(job.dataset):
+            await self.team.enter(slot)
+        if self.plan.iterable:
+            samples = await self._read(slot, ticket)
+        else:
+            with slot:
+                samples = fetch_inline(job.dataset, ticket.indices, batched, [0])
+        if has_awaitables(samples):
+            samples = await self.team.run(exchanged(slot, _await_in_turn(samples, batched)))
+        with slot:
+            return job.collate_fn(samples)
+
+
+    async def _read(self, slot: Place, ticket: Ticket) -> Any:
+        count = ticket.indices if self.plan.batched else None
+        stream = self._streams.get(id(slot))
+        if stream is None:
+            stream = self._streams[id(slot)] = Stream(slot.job.dataset, self.plan.drop_last)
+        if reads_async(slot.job.dataset):
+            return await self.team.run(exchanged(slot, stream.take_async(count, lambda position: None)))  # type: ignore[arg-type]
+        with slot:
+            return stream.take(count, [0])  # type: ignore[arg-type]
+
+
+async def _await_in_turn(fetched: Any, batched: bool) -> Any:
+    """What the dataset has returned, awaited: one sample after the other."""
+    position = -1 if batched else 0
+    try:
+        if inspect.isawaitable(fetched):
+            fetched = await fetched
+        if not batched or type(fetched) not in (list, tuple):
+            return await _awaited(fetched)
+        samples: list[Any] = []
+        for sample in fetched:
+            position = len(samples)
+            samples.append(await _awaited(sample))
+        return type(fetched)(samples)
+    except BaseException as error:
+        close_all(fetched)
+        raise blamed(position, error) from None
+
+
+class Batches:
+    """The iterator of plain `for`."""
+
+    def __init__(self, epoch: Epoch) -> None:
+        self._epoch = epoch
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return stepped(self._epoch.make())
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def __len__(self) -> int:
+        return len(self._epoch.plan.owner._index_sampler)
+
+
+class AsyncBatches:
+    """The iterator of `async for`, on the running loop."""
+
+    def __init__(self, epoch: Epoch) -> None:
+        self._epoch = epoch
+        self._waiting = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._waiting:
+            raise LoaderBusy("two tasks wait in one iterator, and a batch goes to one of them only: give each its own")
+        self._waiting = True
+        try:
+            return await self._epoch.make()
+        finally:
+            self._waiting = False
+
+    async def aclose(self) -> None:
+        """Leave the datasets' `async with`. Idempotent."""
+        if not self._epoch.plan.kept:
+            await self._epoch.team.aclose()

@@ -1,0 +1,152 @@
+"""An iterable dataset as it is read: one pass per epoch, by torch's rules, from `__iter__` or `__aiter__`.
+
+A ticket of such a dataset says how many samples it is for (None: one, unbatched). Whoever comes to the end raises
+`Dry`, and so does every later ticket of the same pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from torch.utils.data import ChainDataset
+
+from aloader.worker.fetch import Failed, Fetcher, Note, Progress, blamed, close_all, reads_async
+
+
+class Dry(Exception):  # noqa: N818
+    """Nothing is left of this worker's share."""
+
+
+class Stream:
+    """One pass over a dataset. The iterator is made by `open`, at the latest for the first sample."""
+
+    def __init__(self, dataset: Any, drop_last: bool) -> None:
+        self._dataset = dataset
+        self._drop_last = drop_last
+        self._iterator: Any = None
+        self._awaits = False
+        self._ended = False
+
+    def open(self) -> None:
+        """Make the iterator. Raises what the dataset raises."""
+        try:
+            self._iterator = iter(self._dataset)
+        except BaseException:
+            self._ended = True
+            raise
+
+    def take(self, count: int | None, progress: Progress) -> Any:
+        """The next samples, as many as there are up to `count`. Raises `Dry` and `Failed`."""
+        progress[0] = 0
+        if self._ended:
+            raise Dry
+        if self._iterator is None:
+            try:
+                self.open()
+            except BaseException as error:
+                raise Failed(0, error) from None
+        samples: list[Any] = []
+        try:
+            while len(samples) < (1 if count is None else count):
+                progress[0] = len(samples)
+                samples.append(next(self._iterator))
+        except StopIteration:
+            self._ended = True
+        except BaseException as error:
+            close_all(samples)
+            raise Failed(len(samples), error) from None
+        return self._taken(samples, count)
+
+    async def take_async(self, count: int | None, note: Note) -> Any:
+        """The same, with an iterator that may have to be awaited."""
+        note(0)
+        if self._ended:
+            raise Dry
+        if self._iterator is None:
+            try:
+                await self._open_async()
+            except BaseException as error:
+                self._ended = True
+                raise blamed(0, error) from None
+        samples: list[Any] = []
+        try:
+            while len(samples) < (1 if count is None else count):
+                note(len(samples))
+                item = self._next()
+                samples.append(await item if self._awaits else item)
+        except (StopIteration, StopAsyncIteration):
+            self._ended = True
+        except BaseException as error:
+            close_all(samples)
+            raise blamed(len(samples), error) from None
+        return self._taken(samples, count)
+
+    async def _open_async(self) -> None:
+        dataset = self._dataset
+        if not reads_async(dataset):
+            self._iterator = iter(dataset)
+        elif isinstance(dataset, ChainDataset):
+            self._iterator = _chained(dataset.datasets)
+        else:
+            iterator = type(dataset).__aiter__(dataset)
+            self._iterator = await iterator if inspect.isawaitable(iterator) else iterator
+        self._awaits = hasattr(type(self._iterator), "__anext__")
+
+    def _next(self) -> Any:
+        """The next sample, or what is to be awaited for it. (A `StopIteration` cannot pass through a coroutine.)"""
+        return anext(self._iterator) if self._awaits else next(self._iterator)
+
+    def _taken(self, samples: list[Any], count: int | None) -> Any:
+        if not samples:
+            raise Dry
+        if count is None:
+            return samples[0]
+        if self._drop_last and len(samples) < count:
+            close_all(samples)
+            raise Dry
+        return samples
+
+    async def aclose(self) -> None:
+        """Nobody wants the rest: let an async generator leave what it is in."""
+        self._ended = True
+        iterator, self._iterator = self._iterator, None
+        if hasattr(type(iterator), "aclose"):
+            await iterator.aclose()
+
+
+async def _chained(datasets: Iterable[Any]) -> AsyncIterator[Any]:
+    for dataset in datasets:
+        if reads_async(dataset):
+            async for sample in dataset:
+                yield sample
+        else:
+            for sample in dataset:
+                yield sample
+
+
+class StreamFetcher:
+    """Takes tickets' samples from a stream, on a loop: reads them one ticket after the other, in the order of the
+    tickets, and awaits what is awaitable among them many at once."""
+
+    def __init__(self, stream: Stream, concurrency: int) -> None:
+        self._stream = stream
+        self._turn = asyncio.Lock()  # first come, first served
+        self._rest = Fetcher(None, True, concurrency)
+
+    async def fetch(self, count: int | None, note: Note) -> Any:
+        """The samples of a ticket. Raises `Dry` and `Failed`."""
+        async with self._turn:
+            samples = await self._stream.take_async(count, note)
+        return await self._rest.awaited(samples, count is not None, note)
+
+    async def aclose(self) -> None:
+        """Nobody wants the rest."""
+        async with self._turn:
+            try:
+                await self._stream.aclose()
+            except Exception as error:  # of the user's own cleaning up, for which nobody waits
+                context = {"message": "leaving an iterable dataset failed", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(context)

@@ -1,0 +1,44 @@
+"""Workers as they start by default: forked from a template. One loader, with another dataset in it for each epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from . import data
+from .kit import Case, assert_alike
+
+NAMES = tuple(data.DATASETS)
+
+
+def test_every_dataset() -> None:
+    inits = (None, data.draws, data.marks)
+
+    def between(epoch: int, loader: Any) -> None:
+        loader.dataset.inner = data.DATASETS[NAMES[epoch]]()
+        loader.worker_init_fn = inits[epoch % 3]
+        loader.collate_fn = data.with_info if epoch % 2 else torch.utils.data.default_collate
+
+    def make() -> dict[str, Any]:
+        return {"dataset": data.Switched(data.Made("number")), "batch_size": 4, "shuffle": True, "num_workers": 2}
+
+    assert_alike(Case(make, (None,) * len(NAMES), between, allow=frozenset({"views travel alone"})), fork=False)
+
+
+def test_persistent_workers_draw_on_from_epoch_to_epoch() -> None:
+    def make() -> dict[str, Any]:
+        return {
+            "dataset": data.Drawing(), "batch_size": 4, "shuffle": True, "num_workers": 2, "persistent_workers": True,
+            "worker_init_fn": data.draws, "generator": torch.Generator().manual_seed(8),
+        }  # fmt: skip
+
+    assert_alike(Case(make, (None, None, None)), fork=False)
+
+
+def test_what_a_worker_is_like(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FACT", "known")
+    case = Case(lambda: {"dataset": data.Facts(), "num_workers": 2, "collate_fn": data.as_list})
+    assert_alike(case, fork=False)
+    assert_alike(case, ways=("for",))
