@@ -93,9 +93,9 @@ class DataLoader(TorchDataLoader[T_co]):
         worker_setup: Callable[[], object] | None = None,
     ) -> None:
         arguments.check_num_workers(num_workers)
-        prefetch_factor = arguments.asked(prefetch_factor)
         arguments.check_pool(pool, multiprocessing_context)
         arguments.check_worker_setup(worker_setup)
+        prefetch_factor = arguments.asked(prefetch_factor)
         elastic = pool is not None and (num_workers == 0 or isinstance(num_workers, arguments.Unasked))
         if pool is not None and elastic:
             num_workers = arguments.Unasked(pool.num_workers)

@@ -70,7 +70,8 @@ class Runtime:
                 self._crew.end(0.0)
             loader.check_worker_number_rationality()  # where workers are made, so not for those that are kept
             _, seed = begin_sampling(loader)
-            job = Job.of(loader.dataset, stray.unguarded(loader.collate_fn), loader.worker_init_fn, loader.worker_setup)
+            collate_fn = stray.unguarded(loader.collate_fn)
+            job = Job.of(loader.dataset, collate_fn, loader.worker_init_fn, loader.worker_setup)
             surroundings = context.capture()
             carried = pool.pickle(job, surroundings)
             crew = pool.crew(who_of(loader, seed, surroundings))
@@ -108,7 +109,8 @@ class Runtime:
         indices: Any
         indices, seed = (None, 0) if kept and count else begin_sampling(loader)
         if before is None or not kept:
-            job = Job.of(loader.dataset, stray.unguarded(loader.collate_fn), loader.worker_init_fn, loader.worker_setup)
+            collate_fn = stray.unguarded(loader.collate_fn)
+            job = Job.of(loader.dataset, collate_fn, loader.worker_init_fn, loader.worker_setup)
             forks = getattr(loader.multiprocessing_context, "get_start_method", str)() == "fork"
             self._team = Team.of(job, count, seed, loop, forks=forks)
         assert self._team is not None
@@ -136,7 +138,7 @@ class Runtime:
     ) -> Run:
         epoch = Epoch(crew, self.number(), source, bounds_of(loader, slots), finisher(loader), self._notices.warn)
         passes, sampler, dataset = loader._passes, loader._index_sampler, loader.dataset  # not the loader: a cycle
-        epoch.at_end = lambda: passes.ended(sampler, dataset, source.drawn)
+        epoch.at_end = lambda: passes.ended(sampler, dataset, source.drawn if source.exhausted else None)
         run = Run(pool, crew, epoch, source, work[0], work[1], kept, loader.timeout, self._installed)
         self._last = run
         self._runs.add(run)
@@ -187,6 +189,8 @@ class Runtime:
 
     def _in_debugger(self) -> bool:
         """Whether the user is in a worker's debugger: then nothing is ended under his hands, unless by Ctrl-C."""
+        if self._pool is not None and not self._pool.closed:
+            self._pool.read_reports()  # a worker may have died in it
         return any(not run.ended and run.crew.undisturbed == 0 for run in self._runs)
 
     async def aclose(self, *, interrupted: bool = False) -> None:

@@ -9,6 +9,7 @@ plain `for` in the same coroutine; from *torch in a thread*. Ratios are to *noth
 from __future__ import annotations
 
 import asyncio
+import signal
 import statistics
 import subprocess
 import sys
@@ -126,6 +127,7 @@ def table(turns: dict[str, list[Turn]]) -> Iterator[str]:
 
 
 def measure(rounds: int, seconds: float, rate: int) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is ended, too
     with server() as url:
         turns = asyncio.run(all_turns(url, rounds, seconds, rate))
     print(f"\n{rate} requests/s, {rounds} rounds of {seconds:g} s; median (lowest–highest) of the rounds\n")

@@ -71,9 +71,12 @@ class Passes:
             yield indices
         self.ended(sampler, dataset, drawn)
 
-    def ended(self, sampler: Any, dataset: Any, drawn: int) -> None:
-        """A pass has come to its end after so many samples: is that still what the dataset has?"""
-        if "length" in self._said or not _is_of_all(sampler, dataset):
+    def ended(self, sampler: Any, dataset: Any, drawn: int | None) -> None:
+        """A pass has come to its end after so many samples: is that still what the dataset has?
+
+        None: drawing was given up with the last worker, which says nothing of the length.
+        """
+        if drawn is None or "length" in self._said or not _is_of_all(sampler, dataset):
             return
         try:
             now = len(dataset)

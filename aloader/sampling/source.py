@@ -46,13 +46,18 @@ class SamplerSource:
         self._iterator = iterator
         self._batched = batched
         self.drawn = 0  # samples
+        self.exhausted = False
 
     def prepare(self) -> None:
         """Nothing takes time before the first draw."""
 
     def draw(self) -> Any:
         """The next ticket's indices. Raises StopIteration at the end, and whatever the sampler raises."""
-        indices = next(self._iterator)
+        try:
+            indices = next(self._iterator)
+        except StopIteration:
+            self.exhausted = True
+            raise
         self.drawn += len(indices) if self._batched else 1
         return indices
 
@@ -92,12 +97,18 @@ class PermutedSource:
         """Samples so far."""
         return min(self._at, self._count)
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing is left to draw."""
+        return self._at >= self._count
+
 
 class SharesSource:
     """The tickets of an iterable dataset: all the same, and without end. Workers say when there is nothing left."""
 
     heavy = False
     drawn = 0  # samples are nobody's to count before they are read
+    exhausted = False
 
     def __init__(self, batch_size: int | None) -> None:
         self._batch_size = batch_size

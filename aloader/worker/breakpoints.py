@@ -54,18 +54,20 @@ class Breakpoints:
         else:
             redirect(self._page.parent)
 
-    def _hook(self, *arguments: Any, **named: Any) -> None:
+    def _hook(self, *_: Any, header: str | None = None, **__: Any) -> None:
         if os.environ.get("PYTHONBREAKPOINT") != "0":
-            self._stop(sys._getframe(1))
+            self._stop(sys._getframe(1), header)
 
-    def _set_trace(self, **_: Any) -> None:
-        self._stop(sys._getframe(1))
+    def _set_trace(self, *, header: str | None = None, **_: Any) -> None:
+        self._stop(sys._getframe(1), header)
 
-    def _stop(self, frame: FrameType) -> None:
+    def _stop(self, frame: FrameType, header: str | None) -> None:
         debugger: _Debugger | None = getattr(self._threads, "debugger", None)
         if debugger is None:
             debugger = self._threads.debugger = _Debugger(self._page, self._slot)
         debugger.borrow(frame)
+        if header:
+            debugger.message(header)
         debugger.set_trace(frame)
 
 

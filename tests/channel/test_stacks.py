@@ -8,8 +8,6 @@ import os
 import tempfile
 import threading
 
-import pytest
-
 from aloader.channel import stacks
 from aloader.channel.stacks import Frame, Stack
 from aloader.worker import fetch, inline
@@ -96,30 +94,3 @@ def test_text_has_source_lines_and_an_end(tmp_path):
     assert len(many) == stacks.MOST_FRAMES + 1
     assert many[0] == f"  [… {100 - stacks.MOST_FRAMES} calls …]"
     assert many[-1].endswith("line 99, in f")
-
-
-@pytest.mark.asyncio
-async def test_suspended_tasks_are_followed_through_generators_and_other_tasks():
-    from aloader.worker.tasks import suspended
-
-    never = asyncio.Event()
-
-    async def inner():
-        await never.wait()
-
-    async def numbers():
-        await asyncio.shield(asyncio.ensure_future(inner()))
-        yield 1
-
-    async def outer():
-        async for _ in numbers():
-            pass
-
-    task = asyncio.create_task(outer())
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    (stack,) = suspended(task)
-    task.cancel()
-    for left in asyncio.all_tasks() - {asyncio.current_task()}:
-        left.cancel()
-    assert [frame.name for frame in stacks.users(stack.frames)][:2] == ["outer", "numbers"]

@@ -183,7 +183,7 @@ SAMPLES: dict[str, Callable[[Any], Any]] = {
     "scalar tensor": lambda i: torch.tensor(float(i)),
     "empty tensor": lambda i: torch.empty(0, 3),
     "large tensor": lambda i: torch.full((150, 200), float(i)),
-    "large pair": lambda i: (torch.full((30_000,), i, dtype=torch.int32), torch.full((40_000,), i % 7, dtype=torch.bool)),
+    "large pair": lambda i: (torch.full((30_000,), i), torch.full((40_000,), i % 7, dtype=torch.int16)),
     "half": lambda i: torch.full((4,), i, dtype=torch.float16),
     "bfloat": lambda i: torch.full((4,), i, dtype=torch.bfloat16),
     "complex": lambda i: torch.full((2,), complex(i, -i)),
@@ -392,6 +392,29 @@ class Facts(Made):
             frozen = True
         facts = (torch.get_num_threads(), torch.is_grad_enabled(), str(torch.get_default_dtype()), torch.initial_seed())
         return index, *facts, info.worker_method, repr(info.rng), frozen, os.getcwd(), os.environ.get("FACT"), sys.path
+
+
+class Gapped(Made):
+    """Sample i is every other column of row i of one large tensor."""
+
+    def __init__(self, n: int = 6) -> None:
+        super().__init__("number", n)
+        self.table = torch.arange(n * 8.0).reshape(n, 8)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.table[index, ::2]
+
+
+class Noting(Made):
+    """Notes in memory that processes share which samples have been fetched, and by whom."""
+
+    def __init__(self, n: int = 6) -> None:
+        super().__init__("number", n)
+        self.notes = torch.zeros(n, dtype=torch.int64).share_memory_()
+
+    def __getitem__(self, index: Any) -> Any:
+        self.notes[index] += index + 1
+        return index
 
 
 class Late(Made):

@@ -76,9 +76,8 @@ def _original(torchs: Raised, ours: Raised) -> bool:
 
 def _batch_for_error(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] | None:
     """Torch raises what it gives without workers, or what nobody asked for; ours is a batch."""
-    if torchs and ours and isinstance(torchs[0].value, Raised) and ours[0].what.replace("batch", "error") == torchs[0].what:
-        return 1, 1
-    return None
+    instead = torchs and ours and ours[0].what.replace("batch", "error") == torchs[0].what
+    return (1, 1) if instead and isinstance(torchs[0].value, Raised) else None
 
 
 def _found_out_earlier(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] | None:
@@ -89,17 +88,23 @@ def _found_out_earlier(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int
     return None
 
 
-def _unshared(value: Any) -> Any:
-    """A description without which leaves share their memory."""
-    if isinstance(value, tuple) and len(value) == 2 and value[0] == "shares":
-        return "shares"
-    return type(value)(map(_unshared, value)) if type(value) in (tuple, list) else value
+def _without(names: tuple[str, ...], value: Any) -> Any:
+    """A description without some of what it says of memory: strides, or which leaves share theirs."""
+    if isinstance(value, tuple) and len(value) == 2 and value[0] in names:
+        return value[0]
+    return type(value)(_without(names, item) for item in value) if type(value) in (tuple, list) else value
 
 
-def _not_shared(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] | None:
-    """The same batch, but for memory that its leaves share."""
-    same = torchs and ours and torchs[0].what == ours[0].what and _unshared(torchs[0].value) == _unshared(ours[0].value)
-    return (1, 1) if same else None
+def _same_but_for(*names: str) -> Callable[[list[Entry], list[Entry]], tuple[int, int] | None]:
+    """The same batch, but for what is said of memory under these names."""
+
+    def pair(torchs: list[Entry], ours: list[Entry]) -> tuple[int, int] | None:
+        if not torchs or not ours or torchs[0].what != ours[0].what:
+            return None
+        same = _without(names, torchs[0].value) == _without(names, ours[0].value)
+        return (1, 1) if same else None
+
+    return pair
 
 
 def _rest(entries: list[Entry]) -> list[Entry]:
@@ -209,15 +214,20 @@ DIFFERENCES: Final[dict[str, Difference]] = {
     "views travel alone": Difference(
         "uncollated views of one large tensor take the whole of it along in torch, for every batch; ours travel alone "
         "where they do not touch each other",
-        _not_shared,
+        _same_but_for("shares"),
+    ),
+    "gaps are left out": Difference(
+        "an uncollated view with gaps keeps its strides in torch, and what lies in the gaps travels along; ours is "
+        "contiguous, and travels without them",
+        _same_but_for("shares", "strides"),
     ),
     "unshared streams": Difference(
         "where several workers each read the whole of a stream and none has asked which it is, ours says so once",
         _said_more,
     ),
     "opened at the first step": Difference(
-        "without workers, `async for` opens a stream in the thread that reads it, and not in `aiter`, which cannot wait: "
-        "an error in that comes from the first step",
+        "without workers, `async for` opens a stream in the thread that reads it, and not in `aiter`, which cannot "
+        "wait: an error in that comes from the first step",
         _opened_later,
     ),
     "ragged batches": Difference(
@@ -231,6 +241,10 @@ DIFFERENCES: Final[dict[str, Difference]] = {
     ),
     "conjugate tensors": Difference(
         "a worker of torch's cannot stack them, and loses the conjugation of one alone; ours gives torch's batch",
+        _batch_for_error,
+    ),
+    "dataclasses": Difference(
+        "torch refuses to collate dataclasses; ours gives the dataclass, with each field collated",
         _batch_for_error,
     ),
     "floats after integers": Difference(

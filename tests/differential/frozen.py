@@ -53,8 +53,11 @@ class _Freezer:
             return *about, str(tensor.layout), self.freeze(tensor.to_dense())
         data = tensor.detach().as_subclass(torch.Tensor)
         number = self._storages.setdefault(data.untyped_storage().data_ptr(), len(self._storages))
-        content = data.contiguous().resolve_conj().reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""
-        return *about, ("strides", data.stride()), ("shares", number if data.numel() else None), content
+        about = (*about, ("strides", data.stride()))
+        if not data.numel():
+            return about
+        plain = data.contiguous().resolve_conj().resolve_neg().reshape(-1)
+        return *about, ("shares", number), plain.view(torch.uint8).numpy().tobytes()
 
     def _array(self, array: np.ndarray) -> Any:
         flags = array.flags

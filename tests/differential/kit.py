@@ -109,11 +109,14 @@ class _Steps:
     def all(self) -> None:
         for number, most in enumerate(self._case.epochs):
             self._begin(number)
-            batches = self._made(number, lambda: iter(self._loader))
-            while batches is not None and most != 0 and self._next(number, lambda: next(batches)):
-                most = None if most is None else most - 1
-            del batches
+            self._epoch(number, most)
             self._end(number)
+
+    def _epoch(self, number: int, most: int | None) -> None:
+        """Its iterator is dropped at the end, as after a loop that was left."""
+        batches = self._made(number, lambda: iter(self._loader))
+        while batches is not None and most != 0 and self._next(number, lambda: next(batches)):
+            most = None if most is None else most - 1
 
     async def all_async(self) -> None:
         for number, most in enumerate(self._case.epochs):
@@ -126,7 +129,6 @@ class _Steps:
                 most = None if most is None else most - 1
             if batches is not None:
                 await batches.aclose()  # type: ignore[attr-defined]
-            del batches
             self._end(number)
 
     def _begin(self, number: int) -> None:
@@ -235,10 +237,14 @@ def compare(torchs: list[Entry], ours: list[Entry], allow: frozenset[str]) -> tu
     return used, []
 
 
-def assert_alike(case: Case, *, ways: tuple[str, ...] = ("for", "async for"), fork: bool = True) -> None:
+WAYS = ("for", "async for")
+
+
+def assert_alike(case: Case, *, ways: tuple[str, ...] = WAYS, fork: bool = True) -> None:
     """Torch's loader and ours, run every way, cannot be told apart but by what the case allows.
 
-    `fork`: our workers are forked, as torch's are, which is much cheaper than a template for each loader.
+    `fork`: our workers are forked, as torch's are, which is much cheaper than a template for each loader: where it is
+    the default start that is looked at, one way of iterating is enough.
     """
     forked = {"multiprocessing_context": "fork"} if case.make().get("num_workers") else {}
     torchs = observe(TorchDataLoader, case, **forked)

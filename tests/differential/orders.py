@@ -94,6 +94,10 @@ def _distributed(data: Any, generator: torch.Generator | None) -> Any:
     return BatchSampler(DistributedSampler(data, num_replicas=3, rank=1, seed=4), 3, drop_last=False)
 
 
+def _random_batches(data: Any, generator: torch.Generator | None) -> Any:
+    return BatchSampler(RandomSampler(data, generator=generator), 4, drop_last=False)
+
+
 ORDERS: dict[str, Callable[[Any, torch.Generator | None], Arguments]] = {
     "unsaid": lambda data, generator: {"dataset": data},
     "shuffled": lambda data, generator: {"dataset": data, "shuffle": True},
@@ -112,7 +116,7 @@ ORDERS: dict[str, Callable[[Any, torch.Generator | None], Arguments]] = {
     "lists": _keyed(lambda n: [[i, i + 1] for i in range(n - 1)]),
     "batches": _batched(lambda data, generator: [[3, 1], [0], [5, 6, 7, 2], *([i] for i in range(8, len(data)))]),
     "tuple batches": _batched(lambda data, generator: ((i, i + 1) for i in range(0, len(data) - 1, 2))),
-    "random batches": _batched(lambda data, generator: BatchSampler(RandomSampler(data, generator=generator), 4, False)),
+    "random batches": _batched(_random_batches),
     "eager batches": _batched(lambda data, generator: BatchSampler(Eager(len(data) - 1), 4, True)),
     "lazy batches": _batched(lambda data, generator: BatchSampler(Lazy(len(data)), 4, True)),
     "distributed": _batched(_distributed),

@@ -1,4 +1,4 @@
-"""What the constructor says, when several arguments are wrong at once too, and what `iter()` says: types, texts, order."""
+"""What the constructor says, also when several arguments are wrong at once, and what `iter()` says."""
 
 from __future__ import annotations
 
@@ -89,7 +89,9 @@ def test_the_constructor_says_what_torchs_says(sets: list[dict[str, Any]]) -> No
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's iterator, half made
-@pytest.mark.parametrize("arguments", [{"num_workers": 1, "prefetch_factor": 0}, {"timeout": 3}, {"num_workers": 1.5}], ids=str)
+@pytest.mark.parametrize(
+    "arguments", [{"num_workers": 1, "prefetch_factor": 0}, {"timeout": 3}, {"num_workers": 1.5}], ids=str
+)
 def test_what_torch_finds_out_at_the_first_epoch_is_found_out_at_once(arguments: dict[str, Any]) -> None:
     assert_alike(Case(lambda: {"dataset": data.Made("number")} | arguments, allow=frozenset({"found out earlier"})))
 
@@ -138,6 +140,8 @@ def test_a_loader_is_made_again_from_its_attributes_as_frameworks_do() -> None:
     names = ("batch_size", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator")
     more = ("multiprocessing_context", "prefetch_factor", "persistent_workers", "pin_memory_device", "drop_last")
     for kind in (TorchDataLoader, aloader.DataLoader):
-        loader = kind(data.Made("number"), 5, sampler=RandomSampler(range(20)), generator=torch.Generator(), num_workers=1)
-        again = kind(loader.dataset, sampler=loader.sampler, **{name: getattr(loader, name) for name in names + more})
-        assert {name: getattr(again, name) for name in names + more} == {name: getattr(loader, name) for name in names + more}
+        given = {"sampler": RandomSampler(range(20)), "generator": torch.Generator(), "num_workers": 1}
+        loader = kind(data.Made("number"), 5, **given)
+        kept = {name: getattr(loader, name) for name in names + more}
+        again = kind(loader.dataset, sampler=loader.sampler, **kept)
+        assert {name: getattr(again, name) for name in names + more} == kept

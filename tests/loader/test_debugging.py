@@ -44,16 +44,15 @@ def go(loader, raised=()):
 """
 
 
-@pytest.mark.parametrize("how", ["breakpoint", "pdb.set_trace"])
+@pytest.mark.parametrize("how", ["breakpoint()", "pdb.set_trace(header='look here')"])
 def test_a_breakpoint_in_a_worker_stops_at_the_terminal(tmp_path, how):
-    body = f"go(DataLoader(Data([3], lambda: {how}()), batch_size=2, num_workers=2))"
-    if how == "breakpoint":
-        body = body.replace(", lambda: breakpoint()", "")
+    body = f"go(DataLoader(Data([3], lambda: [{how}, 0]), batch_size=2, num_workers=2))"
     with AtTerminal(tmp_path, HEAD + body) as terminal:
-        assert "program.py" in terminal.expect("(Pdb worker 1, sample 3) ")
-        if how != "breakpoint":
-            terminal.type("up")
-            terminal.expect("(Pdb worker 1, sample 3) ")
+        told = terminal.expect("(Pdb worker 1, sample 3) ")
+        assert "program.py" in told
+        assert ("look here" in told) is ("look here" in how)
+        terminal.type("up")
+        terminal.expect("(Pdb worker 1, sample 3) ")
         terminal.type("p index * 1000 + 7")
         assert "3007" in terminal.expect("(Pdb worker 1, sample 3) ")
         terminal.type("c")
@@ -189,7 +188,7 @@ with DataLoader(Data([3]), batch_size=2, num_workers=2) as loader:
 
 def test_closing_waits_for_the_debugger(tmp_path):
     body = """
-with DataLoader(Data([3]), batch_size=2, num_workers=2) as loader:
+with DataLoader(Data([3]), batch_size=2, num_workers=1) as loader:
     batches = iter(loader)
     print("batch", next(batches).tolist())
     while not loader._runtime._in_debugger():
@@ -199,9 +198,30 @@ print("closed")
     with AtTerminal(tmp_path, HEAD + body) as terminal:
         terminal.expect("sample 3) ")
         time.sleep(1)  # sleep: the user thinks, for longer than the grace of closing
+        assert "closed" not in terminal.seen
         terminal.type("p index + 70")
         assert "73" in terminal.expect("sample 3) ")
         terminal.type("c")
+        terminal.expect("closed")
+        assert terminal.end()[0] == 0
+
+
+def test_a_worker_that_dies_in_the_debugger_holds_nobody_up(tmp_path):
+    body = """
+with DataLoader(Data([3]), batch_size=2, num_workers=1) as loader:
+    batches = iter(loader)
+    print(f"batch {next(batches).tolist()}")
+    while not loader._runtime._in_debugger():
+        time.sleep(0.01)
+    print("closing", flush=True)
+print("closed")
+"""
+    with AtTerminal(tmp_path, HEAD + body) as terminal:
+        terminal.expect("sample 3) ")
+        terminal.type("import os; print('pid', os.getpid(), 'end')")
+        pid = int(terminal.expect("end\n").split("pid ")[-1])
+        terminal.expect("sample 3) ")
+        os.kill(pid, signal.SIGKILL)
         terminal.expect("closed")
         assert terminal.end()[0] == 0
 

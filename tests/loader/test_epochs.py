@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler, Subset
 
-from aloader import DataLoader
+from aloader import DataLoader, WorkerLost
 
 from .samples import AsyncNumbers, Numbers
 
@@ -85,6 +87,27 @@ def test_one_that_is_told_shuffles_anew(workers):
             loader.set_epoch(epoch)
             orders.append(flat(loader))
     assert orders[0] != orders[1] or orders[1] != orders[2]
+
+
+class Deadly(Numbers):
+    """Every sample ends its worker."""
+
+    def __getitem__(self, index: int) -> int:
+        os._exit(3)
+
+
+def test_an_epoch_that_is_given_up_says_nothing_of_the_length():
+    with DataLoader(Deadly(50), num_workers=1) as loader:
+        batches = iter(loader)
+        lost = 0
+        while True:
+            try:
+                next(batches)
+            except WorkerLost:
+                lost += 1
+            except StopIteration:
+                break
+    assert 0 < lost < 50
 
 
 class Counting(Numbers):
