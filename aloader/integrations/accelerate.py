@@ -9,14 +9,15 @@ arguments. Nothing of accelerate is done over again, `async for` apart, which it
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final, Self
 
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, IterableDataset
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from aloader.integrations import parts
 from aloader.loader import DataLoader
+from aloader.worker.fetch import reads_async
 
 try:
     from accelerate import data_loader as _theirs
@@ -39,7 +40,10 @@ def prepare(accelerator: Any, loader: DataLoader[Any], device_placement: bool | 
     if not isinstance(loader, DataLoader):
         raise TypeError(f"prepare takes an aloader.DataLoader, not {type(loader).__name__}: change the loader's import")
     # Of what accelerate's own loader would do besides sampling it is told nothing: torch refuses some of our arguments.
-    plain = TorchDataLoader(**parts.sampling_of(loader), generator=loader.generator)
+    sampling = parts.sampling_of(loader)
+    if reads_async(loader.dataset):
+        sampling["dataset"] = _Seen(loader.dataset)
+    plain = TorchDataLoader(**sampling, generator=loader.generator)
     prepared = accelerator.prepare_data_loader(plain, device_placement)
     _exchange(prepared, type(loader), parts.arguments_of(loader))
     prepared._is_accelerate_prepared = True
@@ -86,6 +90,7 @@ def _exchange(prepared: Any, kind: type[DataLoader[Any]], arguments: dict[str, A
     if prepared.use_stateful_dataloader and not hasattr(kind, "state_dict"):
         raise ValueError("aloader's loader has no state_dict(): do without use_stateful_dataloader=True")
     sampling = parts.sampling_of(prepared.base_dataloader)
+    sampling["dataset"] = _as_it_is(sampling["dataset"])
     prepared.base_dataloader = kind(**parts.with_samples_of(sampling, arguments))
     # What it is to Python. Accelerate's class says `__class__` is that of the loader inside, and cannot be set.
     object.__dict__["__class__"].__set__(prepared, wrapper)
@@ -109,6 +114,51 @@ class _Skipping(BatchSampler):
         if name == "_batches":  # while it is being unpickled
             raise AttributeError(name)
         return getattr(self._batches, name)
+
+
+class _Seen(IterableDataset[Any]):
+    """What accelerate is shown of a dataset that is read with `async for`: an iterable one."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Any:
+        raise NotImplementedError
+
+
+class DatasetShard(_theirs.IterableDatasetShard):  # type: ignore[misc]
+    """One process's samples of a dataset that is read with `async for`, by the rules of accelerate's own shards."""
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        whole = self.batch_size if self.split_batches else self.batch_size * self.num_processes
+        share = whole // self.num_processes
+        mine = slice(self.process_index * share, (self.process_index + 1) * share)
+        first: list[Any] = []
+        samples: list[Any] = []
+        async for sample in self.dataset:
+            samples.append(sample)
+            if len(samples) == whole:
+                for own in samples[mine]:
+                    yield own
+                first, samples = first or samples, []
+        if samples and not self.drop_last:  # filled up from the beginning, so that all processes have as many
+            first = first or samples
+            while len(samples) < whole:
+                samples = samples + first
+            for own in samples[mine]:
+                yield own
+
+
+def _as_it_is(dataset: Any) -> Any:
+    """The dataset that accelerate has been shown something else of, sharded if accelerate has sharded that."""
+    if type(dataset) is _Seen:
+        return dataset.dataset
+    if type(dataset) is _theirs.IterableDatasetShard:
+        inner = _as_it_is(dataset.dataset)
+        if reads_async(inner):
+            names = ("batch_size", "drop_last", "num_processes", "process_index", "split_batches")
+            return DatasetShard(inner, **{name: getattr(dataset, name) for name in names})
+    return dataset
 
 
 class _Ours:
