@@ -13,8 +13,8 @@ from aloader.worker.fetch import is_async, is_iterable
 
 
 class Unasked(int):
-    """The `prefetch_factor` that a loader shows where none was given: torch's number. Whoever makes the loader again
-    from its attributes, as frameworks do, does not ask for it thereby."""
+    """The number that a loader shows where none was given: torch's `prefetch_factor`, the `num_workers` of a pool.
+    Whoever makes the loader again from its attributes, as frameworks do, does not ask for it thereby."""
 
 
 def asked(prefetch_factor: int | None) -> int | None:

@@ -96,9 +96,9 @@ class DataLoader(TorchDataLoader[T_co]):
         arguments.check_pool(pool, multiprocessing_context)
         arguments.check_worker_setup(worker_setup)
         prefetch_factor = arguments.asked(prefetch_factor)
-        elastic = pool is not None and num_workers == 0
+        elastic = pool is not None and (num_workers == 0 or isinstance(num_workers, arguments.Unasked))
         if pool is not None and elastic:
-            num_workers = pool.num_workers
+            num_workers = arguments.Unasked(pool.num_workers)
         asynchronous = is_async(dataset)
         light = num_workers == 0 and asynchronous  # an async dataset on the user's own loop takes more arguments
         iterable = is_iterable(dataset)

@@ -16,6 +16,7 @@ from aloader.pool.notices import LengthWatch
 from aloader.pool.pool import WorkerPool
 from aloader.sampling.passes import Passes
 from aloader.sampling.source import SharesSource, is_pure, source_of
+from aloader.worker import stray
 from aloader.worker.here import Maker
 from aloader.worker.stream import Stream
 
@@ -70,7 +71,8 @@ def begin_sampling(loader: Settings) -> tuple[Any, int]:
 def maker(loader: Settings, epoch: int) -> Maker:
     """What makes the batches of an ordinary dataset in this process."""
     stream = Stream(loader.dataset, loader.drop_last) if loader.is_iterable else None
-    return Maker(loader.dataset, loader.collate_fn, loader._auto_collation, finisher(loader), epoch, stream)
+    collate_fn = stray.unguarded(loader.collate_fn)
+    return Maker(loader.dataset, collate_fn, loader._auto_collation, finisher(loader), epoch, stream)
 
 
 def finisher(loader: Settings) -> Callable[[Any], Any] | None:

@@ -9,7 +9,7 @@ arguments. Nothing of accelerate is done over again, `async for` apart, which it
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final, Self
 
 from torch.utils.data import BatchSampler, IterableDataset
@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from aloader.integrations import parts
 from aloader.loader import DataLoader
+from aloader.worker.fetch import reads_async
 
 try:
     from accelerate import data_loader as _theirs
@@ -39,7 +40,10 @@ def prepare(accelerator: Any, loader: DataLoader[Any], device_placement: bool | 
     if not isinstance(loader, DataLoader):
         raise TypeError(f"prepare takes an aloader.DataLoader, not {type(loader).__name__}: change the loader's import")
     # Of what accelerate's own loader would do besides sampling it is told nothing: torch refuses some of our arguments.
-    plain = TorchDataLoader(**parts.sampling_of(loader), generator=loader.generator)
+    sampling = parts.sampling_of(loader)
+    if reads_async(loader.dataset):
+        sampling["dataset"] = _Seen(loader.dataset)
+    plain = TorchDataLoader(**sampling, generator=loader.generator)
     prepared = accelerator.prepare_data_loader(plain, device_placement)
     _exchange(prepared, type(loader), parts.arguments_of(loader))
     prepared._is_accelerate_prepared = True
@@ -66,7 +70,7 @@ def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
         return _theirs.skip_first_batches(loader, num_batches)
     base, skipping = loader.base_dataloader, _unpickled(type(loader), vars(loader))
     sampling = parts.sampling_of(base)
-    if isinstance(base.dataset, IterableDataset):
+    if parts.is_iterable(base):
         skipping.skip_batches = num_batches
         return skipping
     if base.batch_sampler is None:
@@ -86,6 +90,7 @@ def _exchange(prepared: Any, kind: type[DataLoader[Any]], arguments: dict[str, A
     if prepared.use_stateful_dataloader and not hasattr(kind, "state_dict"):
         raise ValueError("aloader's loader has no state_dict(): do without use_stateful_dataloader=True")
     sampling = parts.sampling_of(prepared.base_dataloader)
+    sampling["dataset"] = _as_it_is(sampling["dataset"])
     prepared.base_dataloader = kind(**parts.with_samples_of(sampling, arguments))
     # What it is to Python. Accelerate's class says `__class__` is that of the loader inside, and cannot be set.
     object.__dict__["__class__"].__set__(prepared, wrapper)
@@ -111,6 +116,51 @@ class _Skipping(BatchSampler):
         return getattr(self._batches, name)
 
 
+class _Seen(IterableDataset[Any]):
+    """What accelerate is shown of a dataset that is read with `async for`: an iterable one."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Any:
+        raise NotImplementedError
+
+
+class DatasetShard(_theirs.IterableDatasetShard):  # type: ignore[misc]
+    """One process's samples of a dataset that is read with `async for`, by the rules of accelerate's own shards."""
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        whole = self.batch_size if self.split_batches else self.batch_size * self.num_processes
+        share = whole // self.num_processes
+        mine = slice(self.process_index * share, (self.process_index + 1) * share)
+        first: list[Any] = []
+        samples: list[Any] = []
+        async for sample in self.dataset:
+            samples.append(sample)
+            if len(samples) == whole:
+                for own in samples[mine]:
+                    yield own
+                first, samples = first or samples, []
+        if samples and not self.drop_last:  # filled up from the beginning, so that all processes have as many
+            first = first or samples
+            while len(samples) < whole:
+                samples = samples + first
+            for own in samples[mine]:
+                yield own
+
+
+def _as_it_is(dataset: Any) -> Any:
+    """The dataset that accelerate has been shown something else of, sharded if accelerate has sharded that."""
+    if type(dataset) is _Seen:
+        return dataset.dataset
+    if type(dataset) is _theirs.IterableDatasetShard:
+        inner = _as_it_is(dataset.dataset)
+        if reads_async(inner):
+            names = ("batch_size", "drop_last", "num_processes", "process_index", "split_batches")
+            return DatasetShard(inner, **{name: getattr(dataset, name) for name in names})
+    return dataset
+
+
 class _Ours:
     """What aloader's loader can do beyond torch's, also in accelerate's wrapper, and how that is pickled."""
 
@@ -120,15 +170,21 @@ class _Ours:
         await self.base_dataloader.start()
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.base_dataloader.aclose()
+    async def __aexit__(self, *exc: Any) -> None:
+        await self.base_dataloader.__aexit__(*exc)
 
     def __enter__(self) -> Self:
         self.base_dataloader.__enter__()
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.base_dataloader.close()
+    def __exit__(self, *exc: Any) -> None:
+        self.base_dataloader.__exit__(*exc)
+
+    def set_epoch(self, epoch: int) -> None:
+        """As accelerate's; and the dataset's `set_epoch` is called in the workers' replicas, too."""
+        above: Any = super()
+        above.set_epoch(epoch)
+        self.base_dataloader.set_epoch(epoch)
 
     def __reduce__(self) -> Any:
         return _unpickled, (type(self), vars(self))

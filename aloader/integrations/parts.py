@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 from typing import Any, Final
 
-from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data import BatchSampler
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data.dataloader import _DatasetKind
 
 #: What says which samples there are and how they go together. Sharding changes these, and nothing else.
 SAMPLING: Final = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
@@ -41,7 +42,7 @@ def arguments_of(loader: TorchDataLoader[Any]) -> dict[str, Any]:
 
 def sampling_of(loader: TorchDataLoader[Any]) -> dict[str, Any]:
     """The part of `arguments_of` that says which samples there are: the arguments that exclude each other left out."""
-    if isinstance(loader.dataset, IterableDataset):
+    if is_iterable(loader):
         return {"dataset": loader.dataset, "batch_size": loader.batch_size, "drop_last": loader.drop_last}
     if loader.batch_sampler is None:
         return {"dataset": loader.dataset, "batch_size": None, "sampler": loader.sampler}
@@ -53,6 +54,11 @@ def sampling_of(loader: TorchDataLoader[Any]) -> dict[str, Any]:
         "sampler": loader.sampler,
         "drop_last": loader.drop_last,
     }
+
+
+def is_iterable(loader: TorchDataLoader[Any]) -> bool:
+    """Whether its dataset is read from the front: as the loader sees it, for which `async for` is reading, too."""
+    return bool(loader._dataset_kind == _DatasetKind.Iterable)
 
 
 def with_samples_of(sampling: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:

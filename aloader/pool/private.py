@@ -26,6 +26,7 @@ class PrivateLoop:
 
     def __init__(self, crew: Any) -> None:
         self.loop = asyncio.new_event_loop()
+        self.ending = False  # what is given to a loop that is about to stop would never be run
         self._at_exit = partial(_leave, self, crew)
         atexit.register(self._at_exit)
         self._thread = threading.Thread(target=self._run, name="aloader-loop", daemon=True)
@@ -54,6 +55,7 @@ class PrivateLoop:
 
     def stop(self) -> None:
         """End the thread once what it does at the moment is done. Waits for nobody."""
+        self.ending = True
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.loop.stop)
 
@@ -124,7 +126,8 @@ def _abandon(loop: PrivateLoop, crew: Any) -> None:
         await crew.aclose()
         loop.stop()
 
-    if not loop.loop.is_closed():
+    if not loop.ending:  # the iterator is dropped, and then the interpreter ends
+        loop.ending = True
         asyncio.run_coroutine_threadsafe(end(), loop.loop)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import psutil
 import torch
+from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data import dataloader as torch_loader
 
 
@@ -52,6 +53,38 @@ class AsyncStamped(Stamped):
     async def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
         await asyncio.sleep(0.001)
         return super().__getitem__(index)
+
+
+class Stream(IterableDataset[dict[str, Any]]):
+    """The same samples, from the front; dealt out to workers."""
+
+    def __init__(self, n: int = 48) -> None:
+        self.stamped = Stamped(n)
+
+    def __len__(self) -> int:
+        return len(self.stamped)
+
+    def share(self) -> range:
+        worker = get_worker_info()
+        return range(len(self))[worker.id :: worker.num_workers] if worker else range(len(self))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self.stamped.__getitem__, self.share())
+
+
+class AsyncStream:
+    """The same, for `async for`, and no kin of torch's class."""
+
+    def __init__(self, n: int = 48) -> None:
+        self.stream = Stream(n)
+
+    def __len__(self) -> int:
+        return len(self.stream)
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        for index in self.stream.share():
+            await asyncio.sleep(0)
+            yield self.stream.stamped[index]
 
 
 DATASETS = {"map": Stamped, "async": AsyncStamped}

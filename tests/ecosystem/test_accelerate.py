@@ -33,6 +33,14 @@ def test_async_for_gives_the_same(ranks, way):
         assert rank[f"async for, {way}"] == rank["theirs"][way]
 
 
+@pytest.mark.parametrize("streams", ["streams", "async streams", "async streams of a worker"])
+def test_streams_are_dealt_out_as_accelerate_deals_them_out(ranks, streams):
+    for rank in ranks:
+        assert rank[streams] == rank["their streams"]
+    indices = [i for rank in ranks for batch in rank[streams]["shared stream"][:-4] for i in batch[0]]
+    assert set(indices) == set(range(37))
+
+
 def test_batches_of_an_async_dataset_are_sent_to_the_other_processes(ranks):
     for rank in ranks:
         assert rank["dispatched, async"] == rank["theirs"]["dispatched"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -27,6 +28,26 @@ class Fifth(AsyncNumbers):
         if index == 5:
             raise KeyError(index)
         return await super().__getitem__(index)
+
+
+class Stream:
+    """Read with `async for`."""
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        for number in range(7):
+            yield number
+
+
+class Dated(Numbers):
+    """Samples say which epoch their replica of the dataset has been told."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> int:
+        return self.epoch
 
 
 class Kit:
@@ -146,6 +167,35 @@ def test_every_argument_goes_along(kit):
     base = loader.base_dataloader
     assert (base.explicit_prefetch, base.concurrency, base.memory_limit, base.timeout) == (3, 5, "1GiB", 9)
     assert base.collate_fn == sorted
+
+
+@pytest.mark.asyncio
+async def test_a_stream_is_read_with_either_loop(kit):
+    expected = [[0, 1], [2, 3], [4, 5], [6]]
+    async with kit.prepare(Stream(), configuration={"dispatch_batches": False}) as loader:
+        assert [batch.tolist() async for batch in loader] == expected
+        assert [batch.tolist() for batch in loader] == expected
+        rest = kit.module.skip_first_batches(loader, 3)
+        assert [batch.tolist() for batch in rest] == expected[3:]
+
+
+@pytest.mark.asyncio
+async def test_a_share_of_a_stream_is_filled_up_from_its_beginning(kit):
+    shards = [kit.module.DatasetShard(Stream(), 2, num_processes=2, process_index=index) for index in range(2)]
+    assert [[number async for number in shard] for shard in shards] == [[0, 1, 4, 5], [2, 3, 6, 0]]
+    shards = [kit.module.DatasetShard(Stream(), 2, True, num_processes=2, process_index=index) for index in range(2)]
+    assert [[number async for number in shard] for shard in shards] == [[0, 1], [2, 3]]
+    shards = [kit.module.DatasetShard(Stream(), 4, False, 2, index, split_batches=True) for index in range(2)]
+    assert [[number async for number in shard] for shard in shards] == [[0, 1, 4, 5], [2, 3, 6, 0]]
+
+
+@pytest.mark.slow
+def test_workers_that_are_kept_are_told_the_epoch(kit):
+    """accelerate's own loader tells the dataset of this process alone."""
+    with kit.prepare(Dated(2), num_workers=1, persistent_workers=True) as loader:
+        assert [batch.tolist() for _ in range(3) for batch in loader] == [[0, 0], [1, 1], [2, 2]]
+        loader.set_epoch(7)
+        assert [batch.tolist() for batch in loader] == [[7, 7]]
 
 
 def test_what_is_adopted_is_adopted_once(kit):

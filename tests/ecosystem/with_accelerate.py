@@ -14,7 +14,7 @@ from accelerate.utils import DataLoaderConfiguration, set_seed
 
 import aloader
 from aloader.integrations.accelerate import prepare, skip_first_batches
-from tests.ecosystem.kit import DATASETS, Seen, Stamped, save, without_torch_loader
+from tests.ecosystem.kit import DATASETS, AsyncStream, Seen, Stamped, Stream, save, without_torch_loader
 
 EPOCHS = 2
 
@@ -30,6 +30,16 @@ WAYS: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "uneven": ({"batch_size": 4}, 37, {"even_batches": False}),
     "dispatched": ({"batch_size": 4}, 37, {"dispatch_batches": True}),
     "batch sampler": ({"batch_sampler": [[1, 2], [3, 4], [5, 6], [7, 8]]}, 37, {"even_batches": False}),
+}
+
+
+#: The same for datasets that are read from the front; a share of theirs, or the whole in the first process.
+STREAMS: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
+    "stream": ({"batch_size": 4}, 37, {}),
+    "shared stream": ({"batch_size": 4}, 37, {"dispatch_batches": False}),
+    "few of a stream": ({"batch_size": 4}, 3, {"dispatch_batches": False}),
+    "whole batches of a stream": ({"batch_size": 4, "drop_last": True}, 37, {"dispatch_batches": False}),
+    "split stream": ({"batch_size": 4}, 37, {"dispatch_batches": False, "split_batches": True}),
 }
 
 
@@ -66,6 +76,15 @@ def agreement(ours: Callable[[Accelerator, Any], Any], theirs: bool) -> dict[str
         kind: Any = torch.utils.data.DataLoader if theirs else aloader.DataLoader
         loader = ours(acc, kind(Stamped(n), **arguments))
         found[name] = run(acc, loader)
+    return found
+
+
+def streamed(dataset: Any, ours: Callable[[Accelerator, Any], Any], kind: Any, **more: Any) -> dict[str, Any]:
+    """The same for streams."""
+    found = {}
+    for name, (arguments, n, configuration) in STREAMS.items():
+        acc = accelerator(**configuration)
+        found[name] = run(acc, ours(acc, kind(dataset(n), **arguments, **more)))
     return found
 
 
@@ -158,8 +177,12 @@ def main() -> None:
     report: dict[str, Any] = {
         "theirs": agreement(theirs, theirs=True),
         "their rest": resumed(their_skip_first_batches, theirs, torch.utils.data.DataLoader),
+        "their streams": streamed(Stream, theirs, torch.utils.data.DataLoader),
     }
     with without_torch_loader():
+        report["streams"] = streamed(Stream, prepare, aloader.DataLoader)
+        report["async streams"] = streamed(AsyncStream, prepare, aloader.DataLoader)
+        report["async streams of a worker"] = streamed(AsyncStream, prepare, aloader.DataLoader, num_workers=1)
         report["ours"] = agreement(prepare, theirs=False)
         report["our rest"] = resumed(skip_first_batches, prepare, aloader.DataLoader)
         for name in ("remainder", "seedable", "split"):

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from aloader import DataLoader
+from aloader import DataLoader, WorkerPool
 from aloader.integrations.parts import SAMPLING, arguments_of, sampling_of, with_samples_of
 from tests.loader.samples import AsyncNumbers, Numbers, as_list
 
@@ -68,8 +68,9 @@ def test_every_argument_comes_back():
         "in_order": False,
         "concurrency": 7,
         "memory_limit": "1GiB",
+        "worker_setup": print,
     }
-    assert set(PARAMETERS) - set(SAMPLING) <= set(given)
+    assert set(PARAMETERS) - set(SAMPLING) - {"pool"} <= set(given)  # which excludes a context, and has a test below
     made = again(DataLoader(Numbers(), **given))
     assert made.multiprocessing_context.get_start_method() == "fork"
     for name in set(given) - {"multiprocessing_context"}:
@@ -125,6 +126,17 @@ def test_a_prefetch_factor_that_nobody_gave_stays_so(dataset, workers):
     assert again(loader).explicit_prefetch is None
     if workers:
         assert again(DataLoader(dataset, num_workers=workers, prefetch_factor=2)).explicit_prefetch == 2
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_share_of_a_pool_stays_one(workers):
+    """Without `num_workers`: the loader shows those of the whole pool, which nobody has asked for."""
+    with WorkerPool(2) as pool:
+        loader = DataLoader(Numbers(), pool=pool, num_workers=workers)
+        made = again(loader)
+        assert made.pool is pool
+        assert made.num_workers == (workers or 2)
+        assert made._elastic is (workers == 0)
 
 
 def test_what_an_async_dataset_may_have_without_workers_comes_back():

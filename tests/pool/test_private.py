@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 
 import pytest
 
-from aloader.pool.private import PrivateLoop
+from aloader.pool.private import PrivateLoop, _abandon
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -57,3 +58,25 @@ async def test_it_works_where_a_loop_already_runs():
     assert loop.call(work()) == "done"
     loop.stop()
     loop.join(5)
+
+
+@pytest.mark.parametrize("first", [lambda loop, crew: loop.stop(), lambda loop, crew: _abandon(loop, crew)])
+def test_a_loop_that_is_about_to_close_is_given_nothing_more(first, monkeypatch):
+    """A program that ends just after it has let go of the iterator: Python would say of a coroutine that is not run."""
+    crew = Nobody()
+    loop, closing, late = PrivateLoop(crew), threading.Event(), threading.Event()
+    close = loop.loop.close
+
+    def close_late() -> None:
+        closing.set()
+        late.wait(5)
+        close()
+
+    monkeypatch.setattr(loop.loop, "close", close_late)
+    first(loop, crew)
+    assert closing.wait(5)
+    _abandon(loop, crew)
+    late.set()
+    loop.join(5)
+    assert loop.loop.is_closed()
+    gc.collect()
