@@ -83,7 +83,16 @@ class Closed(NamedTuple):
 
 
 Event = (
-    Opened | Drawn | Exhausted | WorkerReady | NeedMemory | BatchArrived | TicketFailed | WorkerLost | Consumed | Closed
+    Opened
+    | Drawn
+    | Exhausted
+    | WorkerReady
+    | NeedMemory
+    | BatchArrived
+    | TicketFailed
+    | WorkerLost
+    | Consumed
+    | Closed
 )
 
 # -- commands: what the driver must do -------------------------------------------------------------------------------
