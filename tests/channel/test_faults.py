@@ -1,5 +1,7 @@
 """What a worker's code raised is raised in the parent: its type, its attributes, its traceback; and never worse."""
 
+
+
 from __future__ import annotations
 
 import asyncio
