@@ -71,6 +71,10 @@ DEBUGGER_POLL: Final = 0.05
 #: Seconds after which a consumer that finds its batch ready passes through the loop all the same.
 LOOP_PASS: Final = 0.001
 
+#: Batches after which a worker's advice is passed on, if the epoch is not over before: programs that look for warnings
+#: do so in their first steps.
+NOTICE_AFTER: Final = 100
+
 #: Workers give way to the consumer's process.
 WORKER_NICENESS: Final = 5
 

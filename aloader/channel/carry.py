@@ -21,7 +21,7 @@ import torch
 
 from .. import options
 from . import leaves
-from .leaves import RefusedError
+from .leaves import OnlyInheritedError
 from .offender import captured_by, type_name
 from .payload import Reducers, dump, failed
 
@@ -38,8 +38,8 @@ _INHERITED: Final = (
     *("multiprocessing.connection.", "multiprocessing.heap.", "torch.multiprocessing.queue."),
 )
 _INHERIT: Final = (
-    'it can only be inherited by a worker, not sent to one. Give the loader multiprocessing_context="fork", or make it '
-    "where it is used."
+    "it can only be inherited by a worker, not sent to one. Give the loader (or its pool) "
+    'multiprocessing_context="fork", or make it where it is used.'
 )
 
 Share = Callable[[torch.UntypedStorage], "Rule | None"]
@@ -98,7 +98,7 @@ class _Carrier(Reducers, cloudpickle.Pickler):  # type: ignore[misc]
             rule = self.leaf(obj)
         if rule is NotImplemented:
             if type_name(type(obj)).startswith(_INHERITED):
-                raise RefusedError(_INHERIT)
+                raise OnlyInheritedError(_INHERIT)
             rule = super().reducer_override(obj)
             if isinstance(obj, FunctionType) and rule is not NotImplemented:
                 self.by_value.append(obj)

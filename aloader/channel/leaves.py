@@ -54,6 +54,10 @@ class RefusedError(RuntimeError):
     """A leaf that must not cross: the sentence says why and what to do. `pack` adds where in the batch it is."""
 
 
+class OnlyInheritedError(RefusedError):
+    """What a process can have from the one that it is forked from, and in no other way."""
+
+
 NON_LEAF: Final = (
     "a tensor that requires grad and is not a leaf cannot leave its process: the graph behind it stays there. "
     "Call .detach() on it in the dataset or collate_fn."

@@ -26,7 +26,7 @@ import torch
 
 from .. import options
 from . import leaves
-from .leaves import RefusedError, code_of, origin, reduce_array, span, tensor_on
+from .leaves import OnlyInheritedError, RefusedError, code_of, origin, reduce_array, span, tensor_on
 from .offender import explain
 
 if TYPE_CHECKING:
@@ -96,6 +96,8 @@ def address_of(view: memoryview) -> int:
 def failed(failure: Exception, root: object, name: str | Sequence[str], kind: Any) -> Exception:
     """The error to raise: what and where it is, in the caller's words."""
     where = explain(root, name, lambda part: dump(kind, part, 0))
+    if isinstance(failure, OnlyInheritedError):
+        return OnlyInheritedError(f"{where}: {failure}")
     if isinstance(failure, RefusedError):
         return RuntimeError(f"{where}: {failure}")
     return TypeError(f"{where} cannot be pickled, and so cannot leave its process: {failure}")

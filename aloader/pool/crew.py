@@ -180,6 +180,11 @@ class Crew:
         """Processes of this crew that have not been reported gone."""
         return len(self._by_key)
 
+    def end_with_pool(self) -> None:
+        """Its processes are ended with the pool: that is meant."""
+        for worker in self._by_key.values():
+            worker.ending = True
+
     def forked(self) -> None:
         """In a fork of the user's program: close what was inherited, without a word to anybody."""
         self._watcher = None
@@ -274,7 +279,7 @@ class Crew:
                 seconds = message.fetch_seconds, message.collate_seconds
                 listener.on_batch(worker, message.seq, arrived.nbytes, arrived, seconds)
             case Batch():
-                self._give_back(worker, message)
+                worker.give_back(message)
             case Failure() if listener is not None and message.epoch == listener.number:
                 listener.on_failure(worker, message.seq, message.fault)
             case Need() if listener is not None and message.epoch == listener.number:
@@ -288,12 +293,6 @@ class Crew:
                 pass  # of an epoch that nobody looks at any more
             case _:
                 raise AssertionError(f"a worker said {message!r}")
-
-    def _give_back(self, worker: Worker, message: Batch) -> None:
-        for place in message.leaves:
-            worker.mappings.give_back(place)
-        if not isinstance(message.body, bytes):
-            worker.mappings.give_back(message.body)
 
     def on_exit(self, exit: Exit) -> None:
         """One of this crew's processes has gone."""

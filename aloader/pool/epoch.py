@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 
-from aloader import errors
+from aloader import errors, options
 from aloader.channel.faults import unpack_fault
 from aloader.channel.messages import Granted, Ticket
 from aloader.channel.status import Doing
@@ -82,6 +82,7 @@ class Epoch:
         self._source = source
         self._finish_batch = finish  # what is done with a batch in this process before the user gets it
         self._notice = notice
+        self._notices: list[str] = []  # not passed on yet
         self._shares = config.interchangeable
         self._source_error: BaseException | None = None
         self._dispatcher = Dispatcher(config)
@@ -131,6 +132,8 @@ class Epoch:
 
     def take(self) -> Any:
         """The next batch. Raises what failed in its place, and StopIteration at the end."""
+        if self._notices and (self.counts.delivered >= options.NOTICE_AFTER or not self._ready):
+            self._pass_on()
         if not self._ready:
             raise self._end()
         outcome = self._ready.popleft()
@@ -165,6 +168,7 @@ class Epoch:
         if self.closed:
             return
         self.closed = True
+        self._pass_on()
         self._handle(Closed())
         self._ready.clear()
 
@@ -218,8 +222,13 @@ class Epoch:
 
     def on_notice(self, text: str) -> None:
         """A worker has something to say to the user."""
-        if self._notice is not None:
-            self._notice(text)
+        self._notices.append(text)
+
+    def _pass_on(self) -> None:
+        texts, self._notices = self._notices, []
+        for text in texts:
+            if self._notice is not None:
+                self._notice(text)
 
     def on_need(self, worker: Worker, seq: int, nbytes: int) -> None:
         """A worker waits for memory."""

@@ -21,6 +21,7 @@ from typing import Any
 from aloader import options
 from aloader.channel import flags
 from aloader.channel.job import Carried, Job
+from aloader.channel.leaves import OnlyInheritedError
 from aloader.channel.roles import Who
 from aloader.errors import LoaderClosed
 from aloader.pool import advice
@@ -95,13 +96,34 @@ class WorkerPool:
         if not self._start().carries:
             return None
         began = time.perf_counter()
-        carried = Carried(job, context, flags.snapshot())
+        try:
+            carried = Carried(job, context, flags.snapshot())
+        except OnlyInheritedError as error:
+            if not self._fork_instead():
+                raise
+            warnings.warn(
+                f"{error} Until then, the workers of this loader are forks of this program, as torch's are: "
+                "what it has of threads, event loops and locks may trouble them.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            return None
         found = [*advice.on_weight(job, carried, time.perf_counter() - began)]
         found += [] if self._advised else advice.on_what_stays_here(job)
         self._advised = True
         for text in found:
             warnings.warn(text, UserWarning, stacklevel=4)
         return carried
+
+    def _fork_instead(self) -> bool:
+        """Start workers as forks of this process from now on. False where that is not this pool's to decide."""
+        if self.seats.count is not None or self._owners or not sys.platform.startswith("linux"):
+            return False
+        if self._end is not None:
+            threading.Thread(target=self._end, name="aloader-bury").start()  # it waits for the template to go
+        self._starter = self._end = None
+        self._context = multiprocessing.get_context("fork")
+        return True
 
     def open(self) -> None:
         """Start the template. Takes milliseconds: in a thread."""
@@ -182,6 +204,7 @@ class WorkerPool:
         """End every process at once: nobody will use them any more."""
         self._closed = True
         for crew in list(self._crews):
+            crew.end_with_pool()
             crew.detach()
         self._owners.clear()
         if self._end is not None:

@@ -54,6 +54,13 @@ class Worker:
         """Ask where it stands with a ticket."""
         return PageInquiry(self.page, epoch, seq)
 
+    def give_back(self, message: Batch) -> None:
+        """Nobody wants this batch: its memory is the worker's again."""
+        for place in message.leaves:
+            self.mappings.give_back(place)
+        if not isinstance(message.body, bytes):
+            self.mappings.give_back(message.body)
+
 
 def describe(worker: Worker, exit: Exit, sample: Any, known: bool) -> WorkerLost:
     """The error for a worker that has gone, in words."""
