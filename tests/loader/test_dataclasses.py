@@ -36,7 +36,7 @@ class AsyncPairs(Numbers):
 @pytest.mark.parametrize("dataset", [Pairs, AsyncPairs])
 def test_batches_of_dataclasses(dataset, workers):
     with DataLoader(dataset(8), batch_size=4, num_workers=workers) as loader:
-        assert loader.collate_fn is default_collate
+        assert loader.collate_fn == default_collate
         for n, batch in enumerate(loader):
             pair = batch["pair"]
             assert type(pair) is Pair
