@@ -14,6 +14,8 @@ PY    := $(VENV)/bin/python
 STAMP := $(VENV)/installed
 ECOSYSTEM := .venv-ecosystem
 ARGS  ?=
+# Processes that run tests side by side: most of a test is waiting. One by one, with output as it comes: TESTERS=0
+TESTERS ?= 3
 PIP   := -m pip --disable-pip-version-check --no-input -qq
 
 # One known release, installed first: otherwise pip takes the newest that some other requirement admits.
@@ -35,7 +37,7 @@ demo: $(STAMP)
 	@$(PY) examples/quickstart.py $(ARGS)
 
 test: $(STAMP)
-	@$(PY) -m pytest -q $(ARGS)
+	@$(PY) -m pytest -q -n $(TESTERS) --dist loadfile $(ARGS)
 
 test-ecosystem: $(ECOSYSTEM)/installed
 	@$(ECOSYSTEM)/bin/python -m pytest -q -o faulthandler_timeout=1000 -m ecosystem tests/ecosystem $(ARGS)

@@ -38,9 +38,8 @@ def test_the_threads_of_a_dump_are_read_the_running_one_first():
     this = test_the_threads_of_a_dump_are_read_the_running_one_first.__code__
     assert mine.frames[-2][::2] == (this.co_filename, this.co_name)
     assert mine.frames[-1].name == "dumped"
-    assert [stacks.users(other.frames) for other in others] == [
-        (Frame(this.co_filename, waits.__code__.co_firstlineno + 2, "waits"),)
-    ]
+    theirs = [stacks.users(other.frames) for other in others]  # whoever runs the tests may have threads of its own
+    assert (Frame(this.co_filename, waits.__code__.co_firstlineno + 2, "waits"),) in theirs
 
 
 def test_a_dump_that_was_cut_off_is_read_as_far_as_it_goes():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +14,12 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from aloader import DataLoader, WorkerPool
 from aloader.integrations.parts import SAMPLING, arguments_of, sampling_of, with_samples_of
 from tests.loader.samples import AsyncNumbers, Numbers, as_list
+
+
+def named(value: object) -> str:
+    """The name of a parameter, without addresses: the same in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
+
 
 PARAMETERS = [name for name in inspect.signature(DataLoader.__init__).parameters if name != "self"]
 
@@ -89,7 +96,7 @@ def test_every_argument_comes_back():
         {"batch_size": None},
         {"batch_size": None, "sampler": [3, 1, 2]},
     ],
-    ids=str,
+    ids=named,
 )
 @pytest.mark.parametrize("kind", [DataLoader, TorchDataLoader])
 def test_the_samples_are_the_same(arguments, kind):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import uuid
@@ -33,9 +35,8 @@ class Program:
         self.token = uuid.uuid4().hex
         script = folder / f"program_{self.token[:6]}.py"
         script.write_text(textwrap.dedent(source))
-        self.temp = folder / f"temp_{self.token[:6]}"
-        self.temp.mkdir()
-        self._shm = set(os.listdir("/dev/shm"))
+        self.temp = Path(tempfile.mkdtemp(prefix="al", dir="/tmp"))  # sockets of multiprocessing want a short path
+        self._shm = _shared_files()
         environment = os.environ | {
             TOKEN: self.token,
             "PYTHONPATH": str(ROOT),
@@ -61,6 +62,7 @@ class Program:
             os.kill(pid, signal.SIGKILL)
         self.process.kill()
         self.process.communicate()
+        shutil.rmtree(self.temp, ignore_errors=True)
 
     def line(self) -> str:
         """The next line that the program prints."""
@@ -89,11 +91,16 @@ class Program:
         deadline = time.monotonic() + within
         while True:
             left = [f"process {pid}: {_command(pid)}" for pid in self.pids()]
-            left += [f"/dev/shm/{name}" for name in set(os.listdir("/dev/shm")) - self._shm]
+            left += [f"/dev/shm/{name}" for name in _shared_files() - self._shm]
             left += [str(path) for path in self.temp.iterdir()]
             if not left or time.monotonic() > deadline:
                 return left
             os.sched_yield()
+
+
+def _shared_files() -> set[str]:
+    """What there is in /dev/shm, without the semaphores of torch's loaders in other programs."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
 
 
 def _command(pid: int) -> str:

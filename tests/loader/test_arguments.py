@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import warnings
 
 import pytest
@@ -14,6 +15,11 @@ import aloader
 from aloader import DataLoader
 
 from .samples import AsyncNumbers, Numbers
+
+
+def named(value: object) -> str:
+    """The name of a parameter, without addresses: the same in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
 class Stream(IterableDataset):
@@ -72,7 +78,7 @@ SEQUENTIAL = SequentialSampler(range(10))
         {"sampler": SEQUENTIAL, "shuffle": True, "batch_size": 0},
         {"num_workers": 2, "in_order": False, "prefetch_factor": 4, "persistent_workers": True},
     ],
-    ids=str,
+    ids=named,
 )
 def test_constructing_says_what_torch_says(arguments):
     assert outcome(DataLoader, arguments) == outcome(TorchDataLoader, arguments)
@@ -93,7 +99,7 @@ def test_constructing_says_what_torch_says(arguments):
         ({"dataset": Stream(), "num_workers": 2, "concurrency": 4}, ValueError, "concurrency.*iterable"),
         ({"dataset": Unsized()}, TypeError, "__len__"),
     ],
-    ids=str,
+    ids=named,
 )
 def test_what_is_more_is_checked_at_once(arguments, error, text):
     with pytest.raises(error, match=text):

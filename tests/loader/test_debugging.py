@@ -211,7 +211,8 @@ def test_a_worker_that_dies_in_the_debugger_holds_nobody_up(tmp_path):
 with DataLoader(Data([3]), batch_size=2, num_workers=1) as loader:
     batches = iter(loader)
     print(f"batch {next(batches).tolist()}")
-    while not loader._runtime._in_debugger():
+    patience = time.monotonic() + 10  # the worker may be killed before anybody looks
+    while not loader._runtime._in_debugger() and time.monotonic() < patience:
         time.sleep(0.01)
     print("closing", flush=True)
 print("closed")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch.utils.data import (
@@ -14,6 +16,11 @@ from torch.utils.data import (
 )
 
 from aloader.sampling.source import PermutedSource, SamplerSource, is_pure, source_of
+
+
+def named(value: object) -> str:
+    """The name of a parameter, without addresses: the same in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
 def drawn(source: SamplerSource | PermutedSource) -> list[object]:
@@ -159,7 +166,7 @@ def test_a_subclass_of_the_batch_sampler_is_not_pure():
 @pytest.mark.parametrize(
     "sampler",
     [RandomSampler(range(9), replacement=True), RandomSampler(range(9), num_samples=10), range(3), [1, 2], iter([1])],
-    ids=repr,
+    ids=named,
 )
 def test_what_is_not_pure(sampler):
     assert not is_pure(sampler)
