@@ -10,6 +10,7 @@ import functools
 import gc
 import inspect
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -25,6 +26,12 @@ GRACE = 2.0
 
 #: Every process started in a test inherits it: so one that has left the family tree is found too.
 TOKEN = "ALOADER_TEST_TOKEN"
+
+
+def pytest_configure() -> None:
+    """Ctrl-C works in the programs that tests start, also where a shell has begun all this in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
