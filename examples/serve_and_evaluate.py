@@ -12,17 +12,15 @@ variants of each: PNG files that workers decode and turn. Its loader is used whe
 hangs up on the stream of progress, SIGTERM or Ctrl-C in the middle. `serving_load.py` beside it sends the requests of
 `--measure`; the last part of this file is what aloader is compared with there.
 
-**Result.** One short run on 2 cores that server, two workers and the sender of 100 requests/s share (2 rounds of 2 s;
-median and both rounds; read the order of magnitude, and measure for yourself). Milliseconds to an answer:
+**Result.** One short run on 2 cores that server, two workers and the sender of 100 requests/s share (2 rounds of 2 s, of
+an earlier state of this program; median and both rounds: an order of magnitude, measure for yourself). Milliseconds to
+an answer:
 
     beside                         p50                  p99   samples/s
     nothing            3.7   (2.6–4.8)      6.2   (6.0–6.4)           -
     aloader            2.9   (2.8–3.0)     13.9  (8.6–19.1)      12,700
     torch             42     (15–70)      376     (48–703)       10,200
     torch in a thread 159     (4–314)     806    (10–1,601)      10,700
-
-With six times as much work as cores besides, all answers take long: p99 is 3.2 times that of *nothing* with torch,
-2.9 in a thread, 2.1 with aloader, whose workers give way to everything else (700 samples/s, torch 2,500).
 """
 
 from __future__ import annotations
