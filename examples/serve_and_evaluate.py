@@ -12,9 +12,9 @@ variants of each: PNG files that workers decode and turn. Its loader is used whe
 hangs up on the stream of progress, SIGTERM or Ctrl-C in the middle. `serving_load.py` beside it sends the requests of
 `--measure`; the last part of this file is what aloader is compared with there.
 
-**Result.** One short run on 2 cores that server, two workers and the sender of 100 requests/s share (2 rounds of 2 s, of
-an earlier state of this program; median and both rounds: an order of magnitude, measure for yourself). Milliseconds to
-an answer:
+**Result.** One short run on 2 cores that server, two workers and the sender of 100 requests/s share (2 rounds of 2 s,
+of an earlier state of this program; median and both rounds: an order of magnitude, measure for yourself). Milliseconds
+to an answer:
 
     beside                         p50                  p99   samples/s
     nothing            3.7   (2.6–4.8)      6.2   (6.0–6.4)           -
