@@ -8,7 +8,9 @@ from typing import Any
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler
 
+from aloader import ranks
 from aloader.pool.pool import NO_WORKERS, WorkerPool
+from aloader.ranks import Ranks
 from aloader.worker.fetch import is_async, is_iterable
 
 
@@ -51,6 +53,28 @@ def check_worker_setup(worker_setup: Any) -> None:
         raise TypeError(
             f"worker_setup option should be a function without arguments, but got worker_setup={worker_setup!r}"
         )
+
+
+def check_seed(seed: Any) -> None:
+    """A number that everything random follows from."""
+    if seed is None:
+        return
+    if isinstance(seed, bool) or not hasattr(type(seed), "__index__"):
+        raise TypeError(f"seed option should be an integer, but got seed={seed!r}")
+    if not 0 <= operator.index(seed) < 1 << 64:
+        raise ValueError(f"seed option should be from 0 to 2**64 - 1, but got seed={seed!r}")
+
+
+def ranks_of(distributed: Any) -> Ranks:
+    """This process's rank: as it was given, or as torch.distributed or the environment say."""
+    if isinstance(distributed, bool):
+        return ranks.current()
+    if isinstance(distributed, tuple) and len(distributed) == 2:
+        try:
+            return ranks.checked(*distributed)
+        except ValueError as error:
+            raise ValueError(f"distributed option: {error}") from None
+    raise TypeError(f"distributed option should be a bool or (rank, world_size), but got distributed={distributed!r}")
 
 
 def check_dataset(loader: TorchDataLoader[Any]) -> None:

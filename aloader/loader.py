@@ -21,6 +21,7 @@ from aloader.pool.informed import Informed
 from aloader.pool.limits import cpus_allowed, default_memory_limit, parse_bytes, too_many_workers
 from aloader.pool.pool import WorkerPool
 from aloader.pool.threads import in_thread, running_loop
+from aloader.ranks import Ranks
 from aloader.runtime import Runtime
 from aloader.sampling.passes import Passes, tell_epoch
 from aloader.settings import begin_sampling, maker
@@ -91,10 +92,13 @@ class DataLoader(TorchDataLoader[T_co]):
         memory_limit: int | str | None = None,
         pool: WorkerPool | None = None,
         worker_setup: Callable[[], object] | None = None,
+        seed: int | None = None,
+        distributed: bool | tuple[int, int] = False,
     ) -> None:
         arguments.check_num_workers(num_workers)
         arguments.check_pool(pool, multiprocessing_context)
         arguments.check_worker_setup(worker_setup)
+        arguments.check_seed(seed)
         prefetch_factor = arguments.asked(prefetch_factor)
         elastic = pool is not None and (num_workers == 0 or isinstance(num_workers, arguments.Unasked))
         if pool is not None and elastic:
@@ -135,6 +139,8 @@ class DataLoader(TorchDataLoader[T_co]):
         self.concurrency = concurrency
         self.memory_limit = memory_limit
         self.pool = pool
+        self.seed = seed
+        self.distributed = distributed
         self._elastic = elastic
         if pool is not None:
             pool.loaders.add(self)
@@ -146,6 +152,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._stats = LoaderStats()
         self._closed = False
         self._passes = Passes()
+        self._epoch = 0  # of the next pass
 
     # -- iterating -------------------------------------------------------------------------------------------------
 
@@ -204,6 +211,7 @@ class DataLoader(TorchDataLoader[T_co]):
             epoch = operator.index(epoch)
         except TypeError:
             raise TypeError(f"epoch should be an integer, but got epoch={epoch!r}") from None
+        self._epoch = epoch
         tell_epoch(epoch, self.sampler, self.batch_sampler)
         if calls.holders(self.dataset, "set_epoch"):
             self.broadcast("set_epoch", epoch)
@@ -299,6 +307,11 @@ class DataLoader(TorchDataLoader[T_co]):
     def stats(self) -> LoaderStats:
         """What the latest epoch has done so far, and what the loader holds now. Cheap; callable at any time."""
         return self._stats if self._runtime is None else self._runtime.stats()
+
+    @property
+    def ranks(self) -> Ranks:
+        """This process's place among those that load together: rank and world size."""
+        return arguments.ranks_of(self.distributed)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_runtime": None, "_iterator": None}

@@ -14,6 +14,8 @@ from aloader.device import pinning
 from aloader.engine import DispatcherConfig
 from aloader.pool.notices import LengthWatch
 from aloader.pool.pool import WorkerPool
+from aloader.ranks import Ranks
+from aloader.sampling import keys
 from aloader.sampling.passes import Passes
 from aloader.sampling.source import SharesSource, is_pure, source_of
 from aloader.worker import stray
@@ -40,6 +42,8 @@ class Settings(Protocol):
     concurrency: int | None
     prefetch_factor: int | None
     pool: WorkerPool | None
+    seed: int | None
+    distributed: bool | tuple[int, int]
     explicit_prefetch: int | None
     memory_limit: int | str | None
     memory_bytes: int
@@ -47,7 +51,10 @@ class Settings(Protocol):
     is_iterable: bool
     _elastic: bool
     _passes: Passes
+    _epoch: int
 
+    @property
+    def ranks(self) -> Ranks: ...
     @property
     def closed(self) -> bool: ...
     @property
@@ -64,6 +71,8 @@ def begin_sampling(loader: Settings) -> tuple[Any, int]:
     if loader.pin_memory:
         pinning.warn(loader.pin_memory_device, stacklevel=5)
     indices = loader._passes.begin(loader._index_sampler)
+    if loader.seed is not None:
+        return indices, keys.worker_seed(loader.seed)
     seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
     return indices, seed
 
@@ -90,7 +99,7 @@ def source_for(loader: Settings, indices: Any) -> Any:
 
 def who_of(loader: Settings, seed: int, surroundings: bytes) -> Who:
     slots = max(1, workers_of(loader))  # without processes, one slot that is always filled
-    kind = loader.is_iterable, loader.drop_last
+    kind = loader.is_iterable, loader.drop_last, *loader.ranks
     return Who(0, slots, seed, share_of(loader), in_threads(loader), loader._auto_collation, surroundings, *kind)
 
 

@@ -24,7 +24,7 @@ LAYERS = (
     {"device", "datasets"},
     {"channel", "storage"},
     {"engine", "sampling"},
-    {"options", "errors", "stats"},
+    {"options", "errors", "stats", "ranks"},
 )
 
 #: They look at everything, and nothing looks at them.

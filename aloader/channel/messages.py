@@ -31,13 +31,16 @@ class Start(NamedTuple):
     context: bytes
     iterable: bool = False
     drop_last: bool = False
+    rank: int = 0
+    world_size: int = 1
     flags: bytes = b""
 
 
 class Ticket(NamedTuple):
     """Work for one batch. Up to `allowance` bytes may be collated without asking.
 
-    Of an iterable dataset `indices` is the number of samples, None for a single one that is not batched.
+    Of an iterable dataset `indices` is the number of samples, None for a single one that is not batched. `key` is what
+    the samples' own generators are made from; None: they draw from the worker's, as torch's do.
     """
 
     dataset: int
@@ -45,6 +48,7 @@ class Ticket(NamedTuple):
     seq: int
     indices: object
     allowance: int
+    key: int | None = None
 
 
 class Granted(NamedTuple):

@@ -46,3 +46,5 @@ class Who(NamedTuple):
     context: bytes
     iterable: bool = False
     drop_last: bool = False
+    rank: int = 0
+    world_size: int = 1

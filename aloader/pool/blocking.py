@@ -136,6 +136,7 @@ class Batches:
             self._watcher.wait(options.STACK_POLL)
         if not run.epoch.available:
             raise run.late(late)
+
     @property
     def _workers(self) -> list[WorkerProcess]:
         return workers_of(self.run, self._watcher.wait)

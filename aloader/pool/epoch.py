@@ -72,6 +72,7 @@ class Epoch:
         config: DispatcherConfig,
         finish: Callable[[Any], Any] | None = None,
         notice: Callable[[str], None] | None = None,
+        key: int | None = None,
     ) -> None:
         self.number = number
         self.finished = False
@@ -82,6 +83,7 @@ class Epoch:
         self._source = source
         self._finish_batch = finish  # what is done with a batch in this process before the user gets it
         self._notice = notice
+        self._key = key  # of the samples' generators
         self._notices: list[str] = []  # not passed on yet
         self._shares = config.interchangeable
         self._source_error: BaseException | None = None
@@ -285,7 +287,7 @@ class Epoch:
         self._indices[seq] = None if self._shares else indices
         self._slots[seq] = slot
         try:
-            worker.link.send(Ticket(self._crew.who.dataset, self.number, seq, indices, allowance))
+            worker.link.send(Ticket(self._crew.who.dataset, self.number, seq, indices, allowance, self._key))
         except Exception as error:
             error.add_note(f"the sampler's indices for batch {seq} could not be sent to a worker")
             self._events.append(TicketFailed(slot, generation, seq, error))

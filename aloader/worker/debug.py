@@ -167,7 +167,6 @@ class Epoch:
         with slot:
             return job.collate_fn(samples)
 
-
     async def _read(self, slot: Place, ticket: Ticket) -> Any:
         count = ticket.indices if self.plan.batched else None
         stream = self._streams.get(id(slot))

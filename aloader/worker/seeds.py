@@ -28,9 +28,7 @@ def _torchs(fields: dict[str, Any]) -> torch_worker.WorkerInfo:
     return torch_worker.WorkerInfo(**fields)
 
 
-def become(
-    slot: int, num_workers: int, base_seed: int, dataset: Any, *, everywhere: bool = True
-) -> Callable[[], bool]:
+def become(slot: int, num_workers: int, base_seed: int, dataset: Any, *, everywhere: bool = True) -> Callable[[], bool]:
     """Seed the generators and make `get_worker_info()` answer. Not `everywhere`: leave other devices' alone.
 
     Returns what says whether anybody has used the answer.
