@@ -21,10 +21,13 @@ class DispatcherConfig:
     wide_window_bytes: int = options.WIDE_WINDOW_BYTES
     first_allowance: int = options.FIRST_ALLOWANCE
     max_restarts: int = options.MAX_WORKER_RESTARTS
+    first: int = 0  #: the number of the first ticket: an epoch may go on where another left off
+    first_slot: int = 0  #: whose it is
     interchangeable: bool = False  #: tickets say nothing but "the next batch of yours": an iterable dataset
 
     def __post_init__(self) -> None:
         assert self.slots >= 1, "without slots nothing can be assigned"
         assert self.credit >= 1, "without credit nothing can be assigned"
+        assert 0 <= self.first_slot < self.slots, "the first ticket is some slot's"
         assert not (self.interchangeable and self.max_restarts), "a new worker would begin its share from the start"
         assert 1 <= self.narrow_window <= self.window, "the narrow window is the smaller one, and not empty"

@@ -13,11 +13,11 @@ class Delivery:
 
     __slots__ = ("in_order", "landed", "left", "next", "passed", "unconsumed")
 
-    def __init__(self, *, in_order: bool) -> None:
+    def __init__(self, *, in_order: bool, first: int = 0) -> None:
         self.in_order = in_order
         self.landed: dict[int, tuple[Deliver | Raise, int] | None] = {}
         self.unconsumed: dict[int, int] = {}
-        self.next = 0  # the lowest seq that has not left; stays 0 without order
+        self.next = first  # the lowest seq that has not left; stays the first without order
         self.left = 0  # how many have
         self.passed = 0  # how many were skipped in their turn
 

@@ -23,7 +23,7 @@ for memory* (`Ticket.wants`); a held ticket that is not is *under way*: its work
 
 What holds after every event:
 
-1.  Tickets are numbered as they are drawn and leave exactly once: in the order of their numbers with `in_order=True`.
+1.  Tickets are numbered as they are drawn, from `config.first` on, and leave exactly once: in the order of their numbers with `in_order=True`.
 2.  A slot holds at most `credit` tickets, all given to its present generation; an ended or starting slot holds none.
     What is said in the name of another generation, or of a ticket the slot does not hold, changes nothing.
 3.  At most `window` tickets are drawn (or being drawn) and not consumed.
@@ -99,11 +99,11 @@ class Dispatcher:
 
     def __init__(self, config: DispatcherConfig) -> None:
         self._config = config
-        self._delivery = Delivery(in_order=config.in_order)
+        self._delivery = Delivery(in_order=config.in_order, first=config.first)
         self._work = Work(config, self._delivery)
         wide_bytes = min(config.wide_window_bytes, config.memory_limit // 4)
         self._window = Window(config.narrow_window, config.window, wide_bytes)
-        self._drawn = 0
+        self._drawn = config.first  # the number of the next ticket
         self._failed = 0
         self._skipped = 0
         self._restarts = 0
@@ -311,7 +311,7 @@ class Dispatcher:
             return "finished"
         if self._drawing:
             return "open"
-        return "draining" if self._drawn else "new"
+        return "draining" if self._opened else "new"
 
     def __repr__(self) -> str:
         now = self.statistics()

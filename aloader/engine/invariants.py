@@ -18,9 +18,9 @@ def check(dispatcher: Dispatcher) -> None:
     """Raise AssertionError if the state of `dispatcher` contradicts itself."""
     work, delivery, config = dispatcher._work, dispatcher._delivery, dispatcher._config
     consumed = delivery.left - len(delivery.unconsumed)
-    unfinished = dispatcher._drawn - dispatcher._skipped - consumed
+    unfinished = dispatcher._drawn - config.first - dispatcher._skipped - consumed
     _check_places(work, delivery)
-    _check_order(work, delivery)
+    _check_order(work, delivery, config.first)
     _check_slots(work, config)
     _check_memory(work, delivery)
     assert dispatcher._restarts == sum(slot.generation for slot in work.slots) <= config.max_restarts
@@ -50,11 +50,13 @@ def _lanes(work: Work) -> list[Lane]:
     return list(dict.fromkeys(lane for slot in work.slots for lane in (slot.lane, slot.dealt) if lane is not None))
 
 
-def _check_order(work: Work, delivery: Delivery) -> None:
+def _check_order(work: Work, delivery: Delivery, first: int) -> None:
     if not delivery.in_order:
         assert not delivery.landed, "without order nothing waits for its turn"
         return
-    assert delivery.next == delivery.left + delivery.passed, "more has left, or less, than comes before the next one"
+    assert delivery.next == first + delivery.left + delivery.passed, (
+        "more has left, or less, than comes before the next one"
+    )
     assert all(seq > delivery.next for seq in delivery.landed), "a ticket's turn has come and it has not left"
     assert all(seq >= delivery.next for seq in work.tickets), "a ticket that has left is worked on"
     assert all(seq < delivery.next for seq in delivery.unconsumed), "a ticket has left before its turn"

@@ -38,7 +38,7 @@ def picture(dispatcher: Dispatcher) -> DispatcherStatistics:
     slots, tickets, memory = work.slots, work.tickets.values(), work.memory
     return DispatcherStatistics(
         state=dispatcher._state(),
-        drawn=dispatcher._drawn,
+        drawn=dispatcher._drawn - dispatcher._config.first,
         queued=sum(ticket.slot is None for ticket in tickets),
         held=tuple(len(slot.held) for slot in slots),
         landed=sum(entry is not None for entry in delivery.landed.values()),

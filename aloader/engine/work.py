@@ -28,14 +28,17 @@ class Awaited(NamedTuple):
 class Work:
     """Tickets queued and held, the slots that hold them, and the memory they have."""
 
-    __slots__ = ("_delivery", "_to_deal", "cycle", "memory", "slots", "tickets", "under_way")
+    __slots__ = ("_delivery", "_first", "_to_deal", "cycle", "memory", "slots", "tickets", "under_way")
 
     def __init__(self, config: DispatcherConfig, delivery: Delivery) -> None:
         self._delivery = delivery
         self.memory = Memory(config.memory_limit, config.first_allowance, config.lean_bytes, config.slots + 1)
-        self._to_deal = config.slots * config.credit
+        self._first = config.first - config.first_slot  # the seq of which slot 0 would be the first
+        self._to_deal = config.first + config.slots * config.credit
         self.slots = make_slots(config.slots, config.credit, in_order=config.in_order)
         self.cycle: deque[Lane] = deque(dict.fromkeys(slot.lane for slot in self.slots))  # live lanes, the next first
+        if config.in_order:
+            self.cycle.rotate(-config.first_slot)
         self.tickets: dict[int, Ticket] = {}  # queued and held
         self.under_way = 0  # held and not waiting for memory
 
@@ -43,7 +46,7 @@ class Work:
 
     def add(self, seq: int, indices: object, commands: list[Command]) -> None:
         """Queue a ticket in the next live lane; there must be one."""
-        slot = self.slots[seq % len(self.slots)]
+        slot = self.slots[(seq - self._first) % len(self.slots)]
         if slot.dealt is not None and seq < self._to_deal and not slot.ended and not slot.dry:
             lane: Lane = slot.dealt
             self._front_waits_no_more(slot)  # of the shared queue: the slot is no taker of that for a while

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -58,7 +59,7 @@ def decode(value: Any) -> Any:
     if _TAG not in value:
         return {key: decode(item) for key, item in value.items()}
     kind, content = value[_TAG]
-    reader = _READERS.get(kind)
+    reader: Callable[[Any], Any] | None = _READERS.get(kind)
     if reader is None:
         raise ValueError(f"this state holds a {kind!r}, which this version of aloader does not know")
     return reader(content)
@@ -116,7 +117,7 @@ def _read_array(content: Any) -> Any:
     return np.frombuffer(base64.b64decode(text), np.dtype(dtype)).reshape(shape).copy()
 
 
-_READERS: Final = {
+_READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "float": float,
     "tuple": lambda content: tuple(decode(content)),
     "set": lambda content: set(decode(content)),

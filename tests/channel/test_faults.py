@@ -1,7 +1,5 @@
 """What a worker's code raised is raised in the parent: its type, its attributes, its traceback; and never worse."""
 
-
-
 from __future__ import annotations
 
 import asyncio

@@ -8,6 +8,7 @@ then checks that no command is missing. A ticket's whole story is one `Fate`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from aloader.engine import (
     Assign,
@@ -33,6 +34,14 @@ from aloader.engine import (
     WorkerLost,
     WorkerReady,
 )
+
+Message = TypeVar("Message", bound=Any)
+
+
+def renumbered(message: Message, by: int) -> Message:
+    """An event or a command with its ticket's number changed: the oracle counts from 0, whatever is the first."""
+    numbers = {name: getattr(message, name) for name in ("seq", "running") if hasattr(message, name)}
+    return message._replace(**{name: number + by for name, number in numbers.items() if number is not None})
 
 
 @dataclass
@@ -78,6 +87,7 @@ class Oracle:
 
     def __post_init__(self) -> None:
         self.places = [Place() for _ in range(self.config.slots)]
+        self.last_home = self.config.first_slot - 1
 
     # -- views ------------------------------------------------------------------------------------------------------
 
@@ -201,8 +211,9 @@ class Oracle:
             home = self.last_home = min(after or self.live())
         seq, slots = len(self.fates), self.config.slots
         first = not self.config.in_order and seq < slots * self.config.credit
-        if first and not self.untold and seq % slots in self.live():
-            home = seq % slots  # the first are dealt in turn
+        turn = (seq + self.config.first_slot) % slots
+        if first and not self.untold and turn in self.live():
+            home = turn  # the first are dealt in turn
         self.fates.append(Fate(len(self.fates), indices, home))
         if self.untold:
             self.untold = False

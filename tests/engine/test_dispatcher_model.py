@@ -30,7 +30,7 @@ from aloader.engine import (
     WorkerLost,
     WorkerReady,
 )
-from tests.engine.oracle import Oracle
+from tests.engine.oracle import Oracle, renumbered
 
 pytestmark = pytest.mark.slow
 
@@ -41,8 +41,9 @@ SIZES = st.sampled_from([0, 1, 2, 5, 10, 30, 60, 120])
 @st.composite
 def configs(draw: st.DrawFn, *, in_order: bool, interchangeable: bool) -> DispatcherConfig:
     narrow = draw(st.integers(1, 8))
+    slots = draw(st.integers(1, 4))
     return DispatcherConfig(
-        slots=draw(st.integers(1, 4)),
+        slots=slots,
         credit=draw(st.integers(1, 3)),
         window=draw(st.integers(narrow, 2 * narrow)),
         narrow_window=narrow,
@@ -51,6 +52,8 @@ def configs(draw: st.DrawFn, *, in_order: bool, interchangeable: bool) -> Dispat
         wide_window_bytes=draw(st.sampled_from([10, 50, 1000])),
         first_allowance=draw(st.sampled_from([1, 10, 40, 150])),
         max_restarts=0 if interchangeable else draw(st.integers(0, 4)),
+        first=draw(st.sampled_from([0, 0, 7])),
+        first_slot=draw(st.integers(0, slots - 1)),
         interchangeable=interchangeable,
     )
 
@@ -88,7 +91,8 @@ class Machine(RuleBasedStateMachine):
         self.answer_draws()
 
     def tell(self, event: Event) -> None:
-        commands = self.dispatcher.handle(event)
+        first = self.oracle.config.first
+        commands = [renumbered(command, -first) for command in self.dispatcher.handle(renumbered(event, first))]
         self.dispatcher.validate()
         self.oracle.follow(event, commands)
         self.compare()

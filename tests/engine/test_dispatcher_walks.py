@@ -32,7 +32,7 @@ from aloader.engine import (
     WorkerLost,
     WorkerReady,
 )
-from tests.engine.oracle import Oracle
+from tests.engine.oracle import Oracle, renumbered
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,16 @@ def config_of(random: Random, *, in_order: bool) -> DispatcherConfig:
     slots, credit = random.randint(1, 4), random.randint(1, 4)
     narrow = random.randint(1, slots * credit)
     return DispatcherConfig(
-        slots, credit, 2 * narrow, narrow, LIMIT, in_order, wide_window_bytes=60, first_allowance=random.choice([1, 30])
+        slots,
+        credit,
+        2 * narrow,
+        narrow,
+        LIMIT,
+        in_order,
+        wide_window_bytes=60,
+        first_allowance=random.choice([1, 30]),
+        first=random.choice([0, 5]),
+        first_slot=random.randrange(slots),
     )
 
 
@@ -69,7 +78,8 @@ class Walk:
                 self.tell(WorkerLost(slot, self.oracle.places[slot].generation, running, "lost"))
 
     def tell(self, event: Event) -> None:
-        commands = self.dispatcher.handle(event)
+        first = self.oracle.config.first
+        commands = [renumbered(command, -first) for command in self.dispatcher.handle(renumbered(event, first))]
         self.dispatcher.validate()
         self.oracle.follow(event, commands)
         for command in commands:
