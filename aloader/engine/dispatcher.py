@@ -23,7 +23,8 @@ for memory* (`Ticket.wants`); a held ticket that is not is *under way*: its work
 
 What holds after every event:
 
-1.  Tickets are numbered as they are drawn, from `config.first` on, and leave exactly once: in the order of their numbers with `in_order=True`.
+1.  Tickets are numbered as they are drawn, from `config.first` on, and leave exactly once: in the order of their
+    numbers with `in_order=True`.
 2.  A slot holds at most `credit` tickets, all given to its present generation; an ended or starting slot holds none.
     What is said in the name of another generation, or of a ticket the slot does not hold, changes nothing.
 3.  At most `window` tickets are drawn (or being drawn) and not consumed.
