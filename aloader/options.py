@@ -41,6 +41,10 @@ LARGE_LEAF_BYTES: Final = 64 * MIB
 CONCURRENCY: Final = 256
 CONCURRENCY_PER_WORKER: Final = (4, 64)
 
+#: Seconds that asking a dataset for its state may take at first, and the part of the time that it may take later.
+MARK_GRACE: Final = 0.1
+MARK_SHARE: Final = 0.01
+
 #: Worker processes that may be replaced in one epoch before the loader gives up.
 MAX_WORKER_RESTARTS: Final = 3
 

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import operator
+import pickle
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from typing import Any
 from aloader import options
 from aloader.channel import context
 from aloader.channel.job import Carried, Job
+from aloader.channel.roles import Who
 from aloader.errors import LoaderClosed
 from aloader.pool.asynchronous import AsyncBatches, finish
 from aloader.pool.crew import Crew
@@ -27,10 +29,12 @@ from aloader.pool.pool import Installed, WorkerPool
 from aloader.pool.private import PrivateLoop, PrivateLoopBatches
 from aloader.pool.run import Run, snapshot
 from aloader.pool.threads import in_thread
-from aloader.settings import Settings, begin_sampling, bounds_of, finisher, source_for, who_of
+from aloader.settings import Settings, bounds_of, finisher, who_of
+from aloader.state.passing import Pass
 from aloader.stats import LoaderStats
 from aloader.worker import debug, stray
 from aloader.worker.emulation import Team
+from aloader.worker.here import Maker
 from aloader.worker.local import LocalCrew
 
 
@@ -61,27 +65,35 @@ class Runtime:
         job = carried = None
         if self._crew is not None and self._crew.ended:
             self._crew = None  # somebody has shut it down by torch's private name
-        if loader.persistent_workers and self._crew is not None and last is not None and last.job is None:
+        if self.kept(loader) is not None and not loader._journal.is_loaded and last is not None:
             crew = self._crew
+            assert crew is not None
             last.end()
+            one = loader._journal.begin(loader, crew.who)
         else:
             if loader.persistent_workers and self._crew is not None and last is not None:
-                last.end()  # it has not got as far as to start what would be kept
+                last.end()  # it has not got as far as to start what would be kept, or the next pass is not the next one
                 self._crew.end(0.0)
             loader.check_worker_number_rationality()  # where workers are made, so not for those that are kept
-            _, seed = begin_sampling(loader)
+            one = loader._journal.begin(loader, None)
             collate_fn = stray.unguarded(loader.collate_fn)
             job = Job.of(loader.dataset, collate_fn, loader.worker_init_fn, loader.worker_setup)
             surroundings = context.capture()
             carried = pool.pickle(job, surroundings)
-            crew = pool.crew(who_of(loader, seed, surroundings))
+            crew = pool.crew(who_of(loader, one.seed, surroundings))
+            crew.resume = tuple(pickle.dumps(resume, 5) for resume in one.resumes)
             self._crews.add(crew)
             if loader.persistent_workers:
                 self._crew = crew
-        sampler = loader._index_sampler
-        source = source_for(loader, loader._passes.begin(sampler))  # torch, too, asks for an iterator again here
         slots = crew.who.num_workers  # of workers that are kept: a number set since then is for a new loader
-        return self._run(loader, pool, crew, source, slots, (job, carried), loader.persistent_workers)
+        return self._run(loader, pool, crew, one, slots, (job, carried), loader.persistent_workers)
+
+    def kept(self, loader: Settings) -> Who | None:
+        """The workers that would be kept for the next epoch, if any are."""
+        crew, last = self._crew, self._last
+        if not loader.persistent_workers or crew is None or crew.ended or last is None or last.job is not None:
+            return None
+        return crew.who
 
     def here(self, loader: Settings) -> Run:
         """The next epoch of an async dataset on the running loop, on which it is opened once."""
@@ -100,43 +112,60 @@ class Runtime:
         self._loops.add(batches.loop)
         return batches
 
+    def inline(self, loader: Settings) -> tuple[Any, Maker]:
+        """The next epoch of an ordinary dataset in this process: what gives its tickets, and what makes batches."""
+        one, sampler = loader._journal.begin(loader, None), loader._index_sampler
+        passes, dataset, source = loader._passes, loader.dataset, one.source
+        source.at_end = lambda: passes.ended(sampler, dataset, source.drawn)
+        resume = one.resumes[0] if one.resumes else None
+        collate_fn = stray.unguarded(loader.collate_fn)
+        maker = Maker(dataset, collate_fn, loader._auto_collation, finisher(loader), self.number(), one.record)
+        if loader.is_iterable:
+            maker.read(loader.drop_last, resume)
+        else:
+            maker.tell(resume)
+        return source, maker
+
     def debugged(self, loader: Settings, loop: asyncio.AbstractEventLoop | None = None) -> debug.Epoch:
         """The next epoch in the caller's own steps (on this loop, if any), drawn and seeded as the other ways are."""
         count, before = operator.index(loader.num_workers), self._team
         if before is None:
             logging.getLogger("aloader").warning(debug.IS_ON)
         kept = before is not None and before.loop is loop and (loader.persistent_workers or not count)
-        indices: Any
-        indices, seed = (None, 0) if kept and count else begin_sampling(loader)
+        kept = kept and not loader._journal.is_loaded
+        seeded = who_of(loader, before.base_seed, b"") if kept and count and before is not None else None
+        one = loader._journal.begin(loader, seeded)
         if before is None or not kept:
             collate_fn = stray.unguarded(loader.collate_fn)
             job = Job.of(loader.dataset, collate_fn, loader.worker_init_fn, loader.worker_setup)
             forks = getattr(loader.multiprocessing_context, "get_start_method", str)() == "fork"
-            self._team = Team.of(job, count, seed, loop, forks=forks)
+            self._team = Team.of(job, count, one.seed, loop, forks=forks)
         assert self._team is not None
-        source = source_for(loader, iter(loader._index_sampler) if count else indices)  # as the others
         ahead = bounds_of(loader, count).narrow_window if count else 0
         keep = loader.persistent_workers or not count
         kind = loader.is_iterable, loader.drop_last
-        plan = debug.Plan(source, ahead, loader._auto_collation, finisher(loader), loader, keep, *kind)
-        return debug.Epoch(self._team, plan)
+        plan = debug.Plan(one.source, ahead, loader._auto_collation, finisher(loader), loader, keep, *kind)
+        return debug.Epoch(self._team, plan, one.record, one.first_slot, one.resumes)
 
     def _local_run(self, loader: Settings, crew: LocalCrew) -> Run:
-        indices, _ = begin_sampling(loader)
-        source = source_for(loader, indices)
-        return self._run(loader, None, crew, source, 1, (None, None), True)
+        one = loader._journal.begin(loader, None)
+        crew.begin_from(one.resumes[0] if one.resumes else None)
+        return self._run(loader, None, crew, one, 1, (None, None), True)
 
     def _run(
         self,
         loader: Settings,
         pool: WorkerPool | None,
         crew: Any,
-        source: Any,
+        one: Pass,
         slots: int,
         work: tuple[Job | None, Carried | None],
         kept: bool,
     ) -> Run:
-        epoch = Epoch(crew, self.number(), source, bounds_of(loader, slots), finisher(loader), self._notices.warn)
+        source, record = one.source, one.record
+        bounds = bounds_of(loader, slots, record.first, one.first_slot)
+        number, finish = self.number(), finisher(loader)
+        epoch = Epoch(crew, number, source, bounds, finish, self._notices.warn, record=record)
         passes, sampler, dataset = loader._passes, loader._index_sampler, loader.dataset  # not the loader: a cycle
         epoch.at_end = lambda: passes.ended(sampler, dataset, source.drawn if source.exhausted else None)
         run = Run(pool, crew, epoch, source, work[0], work[1], kept, loader.timeout, self._installed)

@@ -18,15 +18,14 @@ from aloader.ranks import Ranks
 from aloader.sampling import keys
 from aloader.sampling.passes import Passes
 from aloader.sampling.source import SharesSource, is_pure, source_of
-from aloader.worker import stray
-from aloader.worker.here import Maker
-from aloader.worker.stream import Stream
 
 
 class Settings(Protocol):
     """A loader's arguments, as far as running it depends on them. They may be changed between epochs."""
 
     dataset: Any
+    sampler: Any
+    batch_sampler: Any
     batch_size: int | None
     drop_last: bool
     num_workers: int
@@ -51,7 +50,7 @@ class Settings(Protocol):
     is_iterable: bool
     _elastic: bool
     _passes: Passes
-    _epoch: int
+    _journal: Any
 
     @property
     def ranks(self) -> Ranks: ...
@@ -77,13 +76,6 @@ def begin_sampling(loader: Settings) -> tuple[Any, int]:
     return indices, seed
 
 
-def maker(loader: Settings, epoch: int) -> Maker:
-    """What makes the batches of an ordinary dataset in this process."""
-    stream = Stream(loader.dataset, loader.drop_last) if loader.is_iterable else None
-    collate_fn = stray.unguarded(loader.collate_fn)
-    return Maker(loader.dataset, collate_fn, loader._auto_collation, finisher(loader), epoch, stream)
-
-
 def finisher(loader: Settings) -> Callable[[Any], Any] | None:
     """What is done with each batch before the user gets it."""
     pin = pinning.pinner(loader.pin_memory)
@@ -91,10 +83,11 @@ def finisher(loader: Settings) -> Callable[[Any], Any] | None:
     return pin if length is None else LengthWatch(loader.dataset, length, loader.num_workers, pin)
 
 
-def source_for(loader: Settings, indices: Any) -> Any:
+def source_for(loader: Settings, indices: Any, state: dict[str, Any] | None = None) -> Any:
+    """What tickets are drawn from: `indices` is a fresh iterator of the sampler's, `state` where it goes on."""
     if loader.is_iterable:
         return SharesSource(loader.batch_size)
-    return source_of(loader._index_sampler, indices)
+    return source_of(loader._index_sampler, indices, state)
 
 
 def who_of(loader: Settings, seed: int, surroundings: bytes) -> Who:
@@ -130,8 +123,9 @@ def _explicit_prefetch(loader: Settings) -> int | None:
     return given if loader.prefetch_factor in untouched else loader.prefetch_factor
 
 
-def bounds_of(loader: Settings, slots: int) -> DispatcherConfig:
-    """The bounds of an epoch: torch's, unless many samples are fetched at once."""
+def bounds_of(loader: Settings, slots: int, first: int = 0, first_slot: int = 0) -> DispatcherConfig:
+    """The bounds of an epoch: torch's, unless many samples are fetched at once. `first` is its first ticket's number,
+    and `first_slot` whose that is."""
     explicit = _explicit_prefetch(loader)
     credit = explicit or options.PREFETCH_FACTOR
     if explicit is None and (loader.is_async or in_threads(loader)):
@@ -153,6 +147,8 @@ def bounds_of(loader: Settings, slots: int) -> DispatcherConfig:
         memory,
         loader.in_order,
         lean,
+        first=first,
+        first_slot=first_slot,
         max_restarts=0 if shares else restarts,
         interchangeable=shares,
     )

@@ -19,6 +19,7 @@ PACKAGE = ROOT / "aloader"
 LAYERS = (
     {"loader"},
     {"arguments", "runtime"},
+    {"state"},
     {"settings"},
     {"pool", "worker"},
     {"device", "datasets"},

@@ -18,7 +18,8 @@ from aloader.channel.arena import Place
 
 class Start(NamedTuple):
     """The first message: who the worker is. `context` is what it takes over from the parent (pickled); `flags` are
-    those that have changed there since the job was written (pickled)."""
+    those that have changed there since the job was written (pickled); `resume` is where it goes on (a pickled
+    `marks.Resume`)."""
 
     dataset: int
     slot: int
@@ -34,6 +35,7 @@ class Start(NamedTuple):
     rank: int = 0
     world_size: int = 1
     flags: bytes = b""
+    resume: bytes = b""
 
 
 class Ticket(NamedTuple):
@@ -122,8 +124,8 @@ class Need(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A finished ticket: the pickle's body (or its place in the arena), the places of its large leaves, and the seconds
-    that it took to fetch and to collate."""
+    """A finished ticket: the pickle's body (or its place in the arena), the places of its large leaves, the seconds
+    that it took to fetch and to collate, and what the dataset says of itself behind it (`channel.marks`)."""
 
     dataset: int
     epoch: int
@@ -132,6 +134,7 @@ class Batch(NamedTuple):
     leaves: tuple[Place, ...]
     fetch_seconds: float
     collate_seconds: float
+    mark: bytes | None = None
 
 
 class Failure(NamedTuple):
@@ -144,11 +147,13 @@ class Failure(NamedTuple):
 
 
 class RanDry(NamedTuple):
-    """A ticket of an iterable dataset for which nothing was left: nor will there be for later ones of the epoch."""
+    """A ticket of an iterable dataset for which nothing was left: nor will there be for later ones of the epoch. `mark`
+    is what the dataset says of itself at its end."""
 
     dataset: int
     epoch: int
     seq: int
+    mark: bytes | None = None
 
 
 class Notice(NamedTuple):

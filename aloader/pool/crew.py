@@ -68,6 +68,7 @@ class Crew:
         self._calls: list[Call] = []  # that workers have to make which are started from now on
         self._loaded: Loaded | None = None  # what its workers are started with
         self._flags = b""
+        self.resume: tuple[bytes, ...] = ()  # where each slot's first worker goes on (pickled), if not at the beginning
         self._by_key: dict[int, Worker] = {}  # also those that are ending
         self.when_gone: Callable[[], object] | None = None  # called when a process has gone
         self._watcher: Watcher | None = None
@@ -106,7 +107,10 @@ class Crew:
             raise
         worker = Worker(slot, generation, self._host.new_key(self), Link(mine), page)
         self.workers[slot] = self.latest[slot] = self._by_key[worker.key] = worker
-        worker.link.send(Start(slot=slot, generation=generation, flags=self._flags, **self.who._asdict()))
+        resume = self.resume[slot] if self.resume and not generation else b""
+        worker.link.send(
+            Start(slot=slot, generation=generation, flags=self._flags, resume=resume, **self.who._asdict())
+        )
         for call in self._calls:
             worker.link.send(call)
         self._host.starter.start(self._loaded, worker.key, theirs, status)
@@ -285,7 +289,7 @@ class Crew:
             case Need() if listener is not None and message.epoch == listener.number:
                 listener.on_need(worker, message.seq, message.nbytes)
             case RanDry() if listener is not None and message.epoch == listener.number:
-                listener.on_dry(worker, message.seq)
+                listener.on_dry(worker, message.seq, message.mark)
             case Notice(text):
                 if listener is not None:
                     listener.on_notice(text)

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, cast
 from aloader import errors, options
 from aloader.channel.faults import unpack_fault
 from aloader.channel.messages import Granted, Ticket
+from aloader.channel.record import Record
 from aloader.channel.status import Doing
 from aloader.engine import Awaited, Dispatcher, DispatcherConfig
 from aloader.engine.events import (
@@ -52,6 +53,8 @@ from aloader.stats import EpochCounts
 class Unpackable(Protocol):
     """A finished batch, as the user will get it once `unpack` is called; dropping it gives up what it holds."""
 
+    mark: bytes | None
+
     def unpack(self) -> Any: ...
 
 
@@ -73,6 +76,7 @@ class Epoch:
         finish: Callable[[Any], Any] | None = None,
         notice: Callable[[str], None] | None = None,
         key: int | None = None,
+        record: Record | None = None,
     ) -> None:
         self.number = number
         self.finished = False
@@ -84,6 +88,7 @@ class Epoch:
         self._finish_batch = finish  # what is done with a batch in this process before the user gets it
         self._notice = notice
         self._key = key  # of the samples' generators
+        self.record = record or Record()
         self._notices: list[str] = []  # not passed on yet
         self._shares = config.interchangeable
         self._source_error: BaseException | None = None
@@ -138,19 +143,25 @@ class Epoch:
             self._pass_on()
         if not self._ready:
             raise self._end()
-        outcome = self._ready.popleft()
+        outcome, given = self._ready.popleft(), False
         try:
             if isinstance(outcome, Deliver):
                 self.counts.delivered += 1
-                return self._unpacked(outcome)
+                batch = self._unpacked(outcome)
+                given = True
+                return batch
             self.counts.failed += 1
             error = outcome.error
             if isinstance(error, errors.WorkerLost):
                 raise copy.copy(error)  # the dispatcher keeps its own, which must not come to know frames of the user's
             raise unpack_fault(error) if isinstance(error, bytes) else cast("BaseException", error)
         finally:
-            seq = outcome.seq
-            self.taken = seq, self._indices.pop(seq, None), self._slots.pop(seq, None)
+            seq, slot = outcome.seq, self._slots.pop(outcome.seq, None)
+            self.taken = self.record.number_of(seq), self._indices.pop(seq, None), slot
+            if given:
+                self.record.gave(seq, slot, getattr(outcome.batch, "mark", None))  # type: ignore[union-attr]
+            else:
+                self.record.failed(seq)
             self._handle(Consumed(outcome.seq))
             self._crew.flush()
 
@@ -218,8 +229,9 @@ class Epoch:
         """A ticket has failed in the user's code."""
         self._handle(TicketFailed(worker.slot, worker.generation, seq, fault))
 
-    def on_dry(self, worker: Worker, seq: int) -> None:
-        """A worker has come to the end of its share of an iterable dataset."""
+    def on_dry(self, worker: Worker, seq: int, mark: bytes | None = None) -> None:
+        """A worker has come to the end of its share of an iterable dataset, which says this of itself."""
+        self.record.dry(worker.slot, mark)
         self._handle(RanDry(worker.slot, worker.generation, seq))
 
     def on_notice(self, text: str) -> None:
@@ -286,6 +298,7 @@ class Epoch:
             return  # it has just gone: that will be reported
         self._indices[seq] = None if self._shares else indices
         self._slots[seq] = slot
+        self.record.assigned(seq, slot)
         try:
             worker.link.send(Ticket(self._crew.who.dataset, self.number, seq, indices, allowance, self._key))
         except Exception as error:
@@ -313,6 +326,7 @@ class Epoch:
             return LoaderClosed("the loader was closed while a batch was waited for")
         error, self._source_error = self._source_error, None
         if error is None:
+            self.record.ended = True
             self.at_end()
         return error if error is not None else StopIteration()
 

@@ -7,6 +7,7 @@ samples are fetched and how the answer to a request for memory is waited for.
 from __future__ import annotations
 
 import itertools
+import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ from aloader.channel.arena import Arena, Place
 from aloader.channel.faults import pack_fault
 from aloader.channel.job import Job
 from aloader.channel.link import Link
+from aloader.channel.marks import Resume
 from aloader.channel.messages import (
     Batch,
     Call,
@@ -45,6 +47,7 @@ from aloader.worker.collation import collate_into, estimate
 from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, fetch_inline
 from aloader.worker.hints import hint
+from aloader.worker.marks import Marker, tell
 from aloader.worker.stream import Dry, Stream
 
 
@@ -58,10 +61,15 @@ class Collated(NamedTuple):
 
 @dataclass(slots=True)
 class Clock:
-    """When a ticket's fetching began and ended."""
+    """When a ticket's fetching began and ended, and what the dataset said of itself then."""
 
     began: float
     fetched: float = 0.0
+    mark: bytes | None = None
+
+    def marked(self, mark: bytes | None) -> None:
+        """What the dataset says of itself."""
+        self.mark = mark
 
 
 class Bench:
@@ -80,6 +88,7 @@ class Bench:
         collate_into(self.arena)
         self.asked: Callable[[], bool] = lambda: True  # whether the dataset has asked which worker it is in
         self._stream: tuple[int, Stream] | None = None  # the epoch's
+        self._resume: Resume | None = pickle.loads(start.resume) if start.resume else None
         self._job: Job | None = None
         self._by_default = False
         self._calls = Calls()
@@ -91,11 +100,18 @@ class Bench:
         assert self._job is not None
         return self._job
 
+    @property
+    def _name(self) -> str:
+        return f"DataLoader worker process {self.start.slot}"
+
     def take(self, job: Job) -> None:
-        """Work on this job from now on."""
+        """Work on this job from now on, where another program may have left off. Raises what the dataset raises."""
         self._job = job
+        self.marker = Marker(job.dataset, self._name)
         self._by_default = job.collate_fn is collate.default_collate
         self._collate = collating(job.collate_fn)
+        if self._resume is not None and not self.start.iterable:
+            tell(job.dataset, self._resume.mark)
 
     # -- messages --------------------------------------------------------------------------------------------------
 
@@ -143,16 +159,23 @@ class Bench:
 
     # -- samples ---------------------------------------------------------------------------------------------------
 
-    def fetch(self, ticket: Ticket) -> Any:
+    def fetch(self, ticket: Ticket, clock: Clock) -> Any:
         """The ticket's samples, here and now; there may be awaitables among them. Raises `Failed` and `Dry`."""
         if self.start.iterable:
-            return self.stream(ticket.epoch).take(ticket.indices, self.page.progress)  # type: ignore[arg-type]
-        return fetch_inline(self.job.dataset, ticket.indices, self.start.auto_collation, self.page.progress)
+            stream = self.stream(ticket.epoch)
+            samples = stream.take(ticket.indices, self.page.progress)  # type: ignore[arg-type]
+            clock.mark = stream.mark
+            return samples
+        samples = fetch_inline(self.job.dataset, ticket.indices, self.start.auto_collation, self.page.progress)
+        clock.mark = self.marker.take()
+        return samples
 
     def stream(self, epoch: int) -> Stream:
-        """This worker's share of an iterable dataset, read from the front in each epoch."""
+        """This worker's share of an iterable dataset, read from the front in each epoch: but where it was read before,
+        in the first one, if it goes on there."""
         if self._stream is None or self._stream[0] != epoch:
-            self._stream = epoch, Stream(self.job.dataset, self.start.drop_last)
+            resume, self._resume = self._resume, None
+            self._stream = epoch, Stream(self.job.dataset, self.start.drop_last, self.marker, resume)
         return self._stream[1]
 
     # -- from samples to a message ---------------------------------------------------------------------------------
@@ -183,7 +206,7 @@ class Bench:
         body = packed.body if small else self.arena.store(memoryview(packed.body))
         now = time.perf_counter()
         seconds = clock.fetched - clock.began, now - clock.fetched
-        self.link.send(Batch(ticket.dataset, ticket.epoch, ticket.seq, body, leaves, *seconds))
+        self.link.send(Batch(ticket.dataset, ticket.epoch, ticket.seq, body, leaves, *seconds, clock.mark))
         if not self.asked():
             self.asked = lambda: True
             self.link.send(Notice(_unsharded(self.job.dataset, self.start.num_workers)))
@@ -206,9 +229,10 @@ class Bench:
     def fail(self, ticket: Ticket, error: BaseException) -> None:
         """Answer the ticket with an error, or with what there is to say instead."""
         if isinstance(error, Dry):
-            self.link.send(RanDry(ticket.dataset, ticket.epoch, ticket.seq))
+            ended = self.stream(ticket.epoch).mark
+            self.link.send(RanDry(ticket.dataset, ticket.epoch, ticket.seq, ended))
             return
-        worker = f"DataLoader worker process {self.start.slot}"
+        worker = self._name
         if isinstance(error, Failed):
             note = blame(ticket, error.position, self.start.auto_collation, self.start.iterable)
             error = error.cause

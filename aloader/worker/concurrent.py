@@ -160,7 +160,7 @@ class _Server:
         def note(position: int) -> None:
             bench.page.write(Doing.FETCHING, ticket.epoch, ticket.seq, position)
 
-        samples = await fetcher.fetch(ticket.indices, note)
+        samples = await fetcher.fetch(ticket.indices, note, clock.marked)
         clock.fetched = time.perf_counter()
         need = bench.need_before(samples)
         if need > ticket.allowance:

@@ -13,10 +13,12 @@ import asyncio
 import inspect
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, Self
 
+from aloader.channel.marks import Resume
 from aloader.channel.messages import Ticket
+from aloader.channel.record import Record
 from aloader.errors import LoaderBusy, LoaderClosed
 from aloader.worker.bench import blame
 from aloader.worker.emulation import Place, Team, exchanged, stepped
@@ -76,12 +78,20 @@ class Owner(Protocol):
 class Epoch:
     """One pass over the data, ticket by ticket: slots in turn, as many tickets drawn ahead as with workers."""
 
-    def __init__(self, team: Team, plan: Plan) -> None:
+    def __init__(
+        self, team: Team, plan: Plan, record: Record, first_slot: int = 0, resumes: Sequence[Resume] = ()
+    ) -> None:
         self.team = team
         self.plan = plan
-        self._seq = 0
+        self.record = record
+        self._seq = record.first
         self._tickets: deque[Any] = deque()
         self._turns = deque(team.slots)  # of those that have something left
+        self._turns.rotate(-first_slot)
+        self._resumes = {id(slot): resume for slot, resume in zip(team.slots, resumes, strict=False)}
+        if not plan.iterable:
+            for slot in team.slots if resumes else ():
+                slot.tell(self._resumes[id(slot)].mark)
         self._streams: dict[int, Stream] = {}  # of an iterable dataset, by place
         self._over: BaseException | None = None  # what the sampler ended with
         plan.source.prepare()
@@ -111,11 +121,15 @@ class Epoch:
         try:
             batch = await self._made(slot, ticket)
         except Dry:
+            self.record.dry(self.team.slots.index(slot), self._streams[id(slot)].mark)
             self._turns.popleft()
             return await self.make()
         except Exception:
+            self.record.failed(self._seq)
             self._done()
             raise
+        mark = self._streams[id(slot)].mark if self.plan.iterable else slot.marker.take()
+        self.record.gave(self._seq, self.team.slots.index(slot), mark)
         self._done()
         return batch if self.plan.finish is None else self.plan.finish(batch)
 
@@ -123,6 +137,7 @@ class Epoch:
         """The sampler's error once, and from then on the end."""
         if not self.plan.kept:
             await self.team.aclose()
+        self.record.ended = True
         error, self._over = self._over, StopIteration()
         raise StopAsyncIteration if error is None or isinstance(error, StopIteration) else error
 
@@ -168,10 +183,12 @@ class Epoch:
             return job.collate_fn(samples)
 
     async def _read(self, slot: Place, ticket: Ticket) -> Any:
+        self.record.assigned(ticket.seq, self.team.slots.index(slot))
         count = ticket.indices if self.plan.batched else None
         stream = self._streams.get(id(slot))
         if stream is None:
-            stream = self._streams[id(slot)] = Stream(slot.job.dataset, self.plan.drop_last)
+            resume = self._resumes.get(id(slot))
+            stream = self._streams[id(slot)] = Stream(slot.job.dataset, self.plan.drop_last, slot.marker, resume)
         if reads_async(slot.job.dataset):
             return await self.team.run(exchanged(slot, stream.take_async(count, lambda position: None)))  # type: ignore[arg-type]
         with slot:

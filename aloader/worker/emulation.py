@@ -22,9 +22,11 @@ from torch.utils.data._utils import collate
 from torch.utils.data._utils import worker as torch_worker
 
 from aloader.channel.job import Job, run_setup
+from aloader.channel.marks import Mark
 from aloader.channel.replica import replicator
 from aloader.worker import seeds
 from aloader.worker.concurrent import enter
+from aloader.worker.marks import Marker, tell
 from aloader.worker.replay import PrivateLoop
 
 
@@ -73,6 +75,7 @@ class Place:
 
     def __init__(self, job: Job) -> None:
         self.job = job
+        self.marker = Marker(job.dataset)
         self.broken: BaseException | None = None
 
     def __enter__(self) -> Self:
@@ -80,6 +83,11 @@ class Place:
 
     def __exit__(self, *exc: object) -> None:
         pass
+
+    def tell(self, mark: Mark | None) -> None:
+        """The dataset is told what it said of itself when an earlier pass was left."""
+        with self:
+            tell(self.job.dataset, mark)
 
 
 class Slot(Place):
@@ -151,6 +159,7 @@ class Team:
     def __init__(self, slots: list[Place], loop: asyncio.AbstractEventLoop | None) -> None:
         self.slots = slots
         self.loop = loop
+        self.base_seed = 0
         self._private = PrivateLoop()
         self._stack = AsyncExitStack()
         self._entered: set[int] = set()
@@ -175,7 +184,9 @@ class Team:
                 raise
             logging.getLogger("aloader").warning("ALOADER_DEBUG: all workers share one dataset, since %s", error)
             make = partial(Job, *job)
-        return cls([Slot(number, num_workers, base_seed, make()) for number in range(num_workers)], loop)
+        team = cls([Slot(number, num_workers, base_seed, make()) for number in range(num_workers)], loop)
+        team.base_seed = base_seed
+        return team
 
     async def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine where the datasets are entered. Never waits if that is a private loop."""

@@ -152,7 +152,7 @@ class Fetcher:
         self._permits = asyncio.Semaphore(concurrency)
         self._threads = threads
 
-    async def fetch(self, indices: Any, note: Note) -> Any:
+    async def fetch(self, indices: Any, note: Note, marked: Callable[[bytes | None], None] | None = None) -> Any:
         """The samples of a ticket (the one sample, if unbatched), all awaited. Raises `Failed`."""
         if not self._batched:
             return await self._one(0, lambda: self._dataset[indices], note)

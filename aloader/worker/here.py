@@ -8,6 +8,7 @@ default device, autocast.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack
@@ -16,13 +17,16 @@ from typing import Any, Self
 
 import torch
 
+from aloader.channel.marks import Resume
 from aloader.channel.messages import Ticket
+from aloader.channel.record import Record
 from aloader.device.profiling import INLINE, profiling, record_function
 from aloader.errors import LoaderBusy, LoaderClosed
 from aloader.worker.bench import blame
 from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, close_all, fetch_inline, has_awaitables
 from aloader.worker.local import presentable
+from aloader.worker.marks import Marker, tell
 from aloader.worker.stream import Dry, Stream
 
 _ASYNC_RESULT = (
@@ -32,7 +36,7 @@ _ASYNC_RESULT = (
 
 
 class Maker:
-    """Makes batches one after the other; counts them. `stream` is what an iterable dataset is read from."""
+    """Makes batches one after the other; counts them, and keeps the epoch's `record`."""
 
     def __init__(
         self,
@@ -41,19 +45,43 @@ class Maker:
         batched: bool,
         finish: Any = None,
         epoch: int = 0,
-        stream: Stream | None = None,
+        record: Record | None = None,
     ) -> None:
+        self.record = record or Record()
         self._dataset = dataset
         self._collate_fn = collating(collate_fn)
         self._batched = batched
         self._finish = finish
-        self._stream = stream
-        self._seq = -1
+        self._marker = Marker(dataset)
+        self._stream: Stream | None = None
+        self._mark: bytes | None = None
+        self._seq = self.record.first - 1
         self._epoch = epoch
         self._indices: Any = None
+        self._ahead = False
 
-    def open(self) -> None:
-        """Begin an iterable dataset, as torch does while it makes an iterator."""
+    def read(self, drop_last: bool, resume: Resume | None = None) -> None:
+        """The dataset is iterable: read it from the front, or where an earlier pass was left."""
+        self._stream = Stream(self._dataset, drop_last, self._marker, resume)
+
+    def tell(self, resume: Resume | None) -> None:
+        """The dataset has indices: what it said of itself when an earlier pass was left, it is told."""
+        if resume is not None:
+            tell(self._dataset, resume.mark)
+
+    def open(self, owner: object) -> None:
+        """Begin, as torch does while it makes an iterator: what is read is given at once. `owner` is the iterator,
+        with which an iterable dataset's goes, unless a state may still be asked of it."""
+        stream, marker = self._stream, self._marker
+        self.record.now = marker.at_once if stream is None else stream.mark_now
+        if stream is not None:
+            stream.marks = False
+            stream.open()
+            weakref.finalize(owner, stream.let_go)
+
+    def open_ahead(self) -> None:
+        """Begin, where others may ask for a state while a batch is being made: what belongs to it is noted with it."""
+        self._ahead = True
         if self._stream is not None:
             self._stream.open()
 
@@ -68,7 +96,8 @@ class Maker:
             if self._stream is None:
                 samples = fetch_inline(self._dataset, indices, self._batched, [0])
             else:
-                samples = self._stream.take(len(indices) if self._batched else None, [0])
+                self.record.assigned(self._seq, 0)
+                samples = self._stream.take(indices, [0])
         except Failed as failed:
             note = blame(ticket, failed.position, self._batched, self._stream is not None)
             error = presentable(failed.cause, note)
@@ -80,16 +109,32 @@ class Maker:
         if has_awaitables(samples):
             close_all(samples)
             raise TypeError(_ASYNC_RESULT)
+        if self._ahead:
+            self._mark = self._marker.take() if self._stream is None else self._stream.mark
         try:
             batch = self._collate_fn(samples)
         except StopIteration as stop:
             raise presentable(stop, f"while collating batch {self._seq}") from stop
         return batch if self._finish is None else self._finish(batch)
 
+    def gave(self) -> None:
+        """The user has the batch that was made last."""
+        self.record.gave(self._seq, 0, self._mark)
+
+    def failed(self) -> None:
+        """The user has an error in its place."""
+        self.record.failed(self._seq)
+
+    def ran_dry(self) -> None:
+        """The user knows that there is nothing left."""
+        self.record.ended = True
+        if self._stream is not None:
+            self.record.dry(0, self._stream.mark)
+
     @property
     def taken(self) -> tuple[int, Any, None, int]:
-        """Of the batch that was made last: seq, indices, no worker, and epoch."""
-        return self._seq, self._indices, None, self._epoch
+        """Of the batch that was made last: its place in the epoch, indices, no worker, and the epoch's number."""
+        return self.record.number_of(self._seq), self._indices, None, self._epoch
 
 
 class InlineBatches:
@@ -99,7 +144,7 @@ class InlineBatches:
         self._indices = indices
         self._maker = maker
         self._owner = owner
-        maker.open()
+        maker.open(self)
 
     def __iter__(self) -> Self:
         return self
@@ -112,13 +157,28 @@ class InlineBatches:
     def __next__(self) -> Any:
         if self._owner.closed:
             raise LoaderClosed("the loader has been closed; make a new one")
+        if not profiling():
+            return self._next()
+        with record_function(INLINE):
+            return self._next()
+
+    def _next(self) -> Any:
+        maker = self._maker
         try:
-            if not profiling():
-                return self._maker.make(next(self._indices))
-            with record_function(INLINE):
-                return self._maker.make(next(self._indices))
+            indices = next(self._indices)
+        except StopIteration:
+            maker.ran_dry()
+            raise
+        try:
+            batch = maker.make(indices)
         except Dry:
+            maker.ran_dry()
             raise StopIteration from None
+        except BaseException:
+            maker.failed()
+            raise
+        maker.gave()
+        return batch
 
     def __len__(self) -> int:
         return len(self._owner._index_sampler)
@@ -140,6 +200,7 @@ class ThreadedBatches:
         self._owner = owner
         self._pending: Future[Any] | None = None  # of no loop: it may be taken on another than it was begun on
         self._waiting = False
+        maker.open_ahead()
 
     def __aiter__(self) -> Self:
         return self
@@ -158,6 +219,7 @@ class ThreadedBatches:
             try:
                 indices = next(self._indices)
             except StopIteration:
+                self._maker.ran_dry()
                 raise StopAsyncIteration from None
             make = _with_callers_state(lambda: self._maker.make(indices))
             self._pending = self._thread.submit(copy_context().run, make)
@@ -170,16 +232,20 @@ class ThreadedBatches:
             self._waiting = False
         pending, self._pending = self._pending, None
         try:
-            return pending.result()
+            batch = pending.result()
         except Dry:
+            self._maker.ran_dry()
             raise StopAsyncIteration from None
         except Exception as error:
+            self._maker.failed()
             if "thread" in str(error):
                 error.add_note(
                     "with num_workers=0, `async for` fetches in a thread of its own, so that the event loop stays "
                     "responsive: make what is bound to a thread in __getitem__, or use plain `for`"
                 )
             raise
+        self._maker.gave()
+        return batch
 
     async def aclose(self) -> None:
         """Nothing of this iterator lives on: its thread is the loader's."""

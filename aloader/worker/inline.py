@@ -46,7 +46,7 @@ def _work(bench: Bench, ticket: Ticket) -> None:
         bench.obey()
         clock = Clock(time.perf_counter())
         bench.page.write(Doing.FETCHING, ticket.epoch, ticket.seq)
-        samples = bench.fetch(ticket)
+        samples = bench.fetch(ticket, clock)
         clock.fetched = time.perf_counter()
         if has_awaitables(samples):
             raise TurnsAsync(ticket, samples)

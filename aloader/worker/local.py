@@ -18,26 +18,29 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from aloader import options
+from aloader.channel.marks import Resume
 from aloader.channel.messages import Granted, Ticket
 from aloader.channel.roles import Listener, Who
 from aloader.channel.stacks import Stack, different
 from aloader.channel.status import Doing, Status
-from aloader.worker.bench import blame
+from aloader.worker.bench import Clock, blame
 from aloader.worker.collation import estimate
 from aloader.worker.concurrent import enter
 from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, Fetcher
+from aloader.worker.marks import Marker, tell
 from aloader.worker.stream import Dry, Stream, StreamFetcher
 from aloader.worker.tasks import calls, suspended
 
 
 class Made:
-    """A batch in ordinary memory."""
+    """A batch in ordinary memory, and what the dataset said of itself behind it."""
 
-    __slots__ = ("_batch",)
+    __slots__ = ("_batch", "mark")
 
-    def __init__(self, batch: Any) -> None:
+    def __init__(self, batch: Any, mark: bytes | None) -> None:
         self._batch = batch
+        self.mark = mark
 
     def unpack(self) -> Any:
         """The batch."""
@@ -96,9 +99,11 @@ class LocalCrew:
 
     def __init__(self, who: Who, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
         self.who = who
+        self._resume: Resume | None = None  # where the next epoch goes on
         self.workers = {0: LocalWorker(self)}
         self.when_gone: Callable[[], object] | None = None
         self._dataset = dataset
+        self._marker = Marker(dataset)
         self._collate_fn = collating(collate_fn)
         self._listeners: dict[int, tuple[Listener, Callable[[], None]]] = {}  # epochs under way, and what wakes each
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -145,6 +150,12 @@ class LocalCrew:
             self._listeners.clear()
         else:
             self._listeners.pop(listener.number, None)
+
+    def begin_from(self, resume: Resume | None) -> None:
+        """The next epoch goes on where another pass was left, if it says so."""
+        self._resume = resume if self.who.iterable else None
+        if resume is not None and not self.who.iterable:
+            tell(self._dataset, resume.mark)
 
     def launch(self, slot: int, generation: int) -> None:
         """Never needed: the slot is always filled."""
@@ -220,7 +231,8 @@ class LocalCrew:
         """Work on a ticket from now on."""
         assert self._loop is not None
         if self.who.iterable and ticket.epoch not in self._reading:
-            stream = Stream(self._dataset, self.who.drop_last)
+            resume, self._resume = self._resume, None
+            stream = Stream(self._dataset, self.who.drop_last, self._marker, resume)
             self._reading[ticket.epoch] = StreamFetcher(stream, self.who.concurrency)
         key = (ticket.epoch, ticket.seq)
         task = self._tasks[key] = self._loop.create_task(self._work(ticket), name=f"aloader batch {ticket.seq}")
@@ -258,36 +270,38 @@ class LocalCrew:
                 raise  # our own; one that the user's code raised is an answer like any other
             listener = self._listener(ticket)
             if isinstance(error, Dry) and listener is not None:
-                listener.on_dry(worker, ticket.seq)
+                listener.on_dry(worker, ticket.seq, self._reading[ticket.epoch].mark)
             elif listener is not None:
                 listener.on_failure(worker, ticket.seq, _with_note(ticket, error, self.who))
         else:
             listener = self._listener(ticket)
             if listener is not None:
-                listener.on_batch(worker, ticket.seq, nbytes, Made(batch), seconds)
+                listener.on_batch(worker, ticket.seq, nbytes, batch, seconds)
         if listener is not None and listener.number in self._listeners:
             self._listeners[listener.number][1]()
 
-    async def _make(self, ticket: Ticket) -> tuple[Any, int, tuple[float, float]]:
+    async def _make(self, ticket: Ticket) -> tuple[Made, int, tuple[float, float]]:
         assert self._entered is not None
         assert self._loop is not None
         if not self._is_entered:
             await asyncio.wait([self._entered])
         self._entered.result()
         page = self.workers[0]
-        began = time.perf_counter()
+        clock = Clock(time.perf_counter())
         fetcher: Any = self._reading[ticket.epoch] if self.who.iterable else self._fetcher
         samples = await fetcher.fetch(
-            ticket.indices, lambda position: page.write(Doing.FETCHING, ticket.epoch, ticket.seq, position)
+            ticket.indices,
+            lambda position: page.write(Doing.FETCHING, ticket.epoch, ticket.seq, position),
+            clock.marked,
         )
         nbytes = estimate(samples) if self.who.auto_collation else 0
         if nbytes > ticket.allowance:
             await self._memory(ticket, nbytes)
-        fetched = time.perf_counter()
+        clock.fetched = time.perf_counter()
         batch, error = await self._loop.run_in_executor(self._thread, self._collated, samples)
         if error is not None:
             raise error
-        return batch, nbytes, (fetched - began, time.perf_counter() - fetched)
+        return Made(batch, clock.mark), nbytes, (clock.fetched - clock.began, time.perf_counter() - clock.fetched)
 
     def _collated(self, samples: Any) -> tuple[Any, BaseException | None]:
         """Not raised there: a future cannot hold `StopIteration`, and whoever waits for it would wait for ever."""

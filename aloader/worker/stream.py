@@ -2,18 +2,23 @@
 
 A ticket of such a dataset says how many samples it is for (None: one, unbatched). Whoever comes to the end raises
 `Dry`, and so does every later ticket of the same pass.
+
+A stream that goes on where another program has left off tells the dataset so, if it can be told; what the user has had
+of what is read from there on is read and dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 from torch.utils.data import ChainDataset
 
+from aloader.channel.marks import Resume, is_stateful
 from aloader.worker.fetch import Failed, Fetcher, Note, Progress, blamed, close_all, reads_async
+from aloader.worker.marks import Marker, load, tell
 
 
 class Dry(Exception):  # noqa: N818
@@ -23,20 +28,61 @@ class Dry(Exception):  # noqa: N818
 class Stream:
     """One pass over a dataset. The iterator is made by `open`, at the latest for the first sample."""
 
-    def __init__(self, dataset: Any, drop_last: bool) -> None:
+    def __init__(self, dataset: Any, drop_last: bool, marker: Marker, resume: Resume | None = None) -> None:
         self._dataset = dataset
         self._drop_last = drop_last
+        self._marker = marker
+        self._resume = resume or Resume(None)
         self._iterator: Any = None
         self._awaits = False
         self._ended = False
+        self._number = self._resume.reads_from  # of the next ticket
+        self.position = self._resume.mark.position if self._resume.mark is not None else 0  # samples read
+        self.marks = True  # whether they are taken
+        self.mark: bytes | None = None  # behind the ticket that was read last
 
     def open(self) -> None:
         """Make the iterator. Raises what the dataset raises."""
         try:
-            self._iterator = iter(self._dataset)
+            self._tell_dataset()
+            if not self._ended:
+                self._iterator = iter(self._dataset)
+                self._tell_iterator()
         except BaseException:
             self._ended = True
             raise
+
+    def _tell_dataset(self) -> None:
+        """Where it goes on: the dataset first, so that it makes its iterator accordingly."""
+        mark = self._resume.mark
+        if mark is not None:
+            self._ended = mark.ended
+            tell(self._dataset, mark)
+
+    def _tell_iterator(self) -> None:
+        mark = self._resume.mark
+        if mark is not None and mark.iterator is not None:
+            load(self._iterator, mark.iterator)
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether its iterator can be asked for its state."""
+        return is_stateful(self._iterator)
+
+    def mark_now(self) -> bytes | None:
+        """What the dataset says of itself at this moment."""
+        return self._marker.at_once(self._iterator, self.position, ended=self._ended)
+
+    def let_go(self) -> None:
+        """Nobody reads on: drop the iterator, unless it may still be asked for its state."""
+        if not is_stateful(self._iterator):
+            self._iterator = None
+
+    def _was_given(self) -> bool:
+        """Whether the user has had the next ticket, which is read and dropped, then. Counts it."""
+        given = self._resume.was_given(self._number)
+        self._number += 1
+        return given
 
     def take(self, count: int | None, progress: Progress) -> Any:
         """The next samples, as many as there are up to `count`. Raises `Dry` and `Failed`."""
@@ -48,6 +94,13 @@ class Stream:
                 self.open()
             except BaseException as error:
                 raise Failed(0, error) from None
+        if self._ended:
+            raise Dry
+        while self._was_given():
+            close_all(self._read(count, progress))
+        return self._read(count, progress)
+
+    def _read(self, count: int | None, progress: Progress) -> Any:
         samples: list[Any] = []
         try:
             while len(samples) < (1 if count is None else count):
@@ -71,6 +124,13 @@ class Stream:
             except BaseException as error:
                 self._ended = True
                 raise blamed(0, error) from None
+        if self._ended:
+            raise Dry
+        while self._was_given():
+            close_all(await self._read_async(count, note))
+        return await self._read_async(count, note)
+
+    async def _read_async(self, count: int | None, note: Note) -> Any:
         samples: list[Any] = []
         try:
             while len(samples) < (1 if count is None else count):
@@ -86,6 +146,9 @@ class Stream:
 
     async def _open_async(self) -> None:
         dataset = self._dataset
+        self._tell_dataset()
+        if self._ended:
+            return
         if not reads_async(dataset):
             self._iterator = iter(dataset)
         elif isinstance(dataset, ChainDataset):
@@ -94,12 +157,16 @@ class Stream:
             iterator = type(dataset).__aiter__(dataset)
             self._iterator = await iterator if inspect.isawaitable(iterator) else iterator
         self._awaits = hasattr(type(self._iterator), "__anext__")
+        self._tell_iterator()
 
     def _next(self) -> Any:
         """The next sample, or what is to be awaited for it. (A `StopIteration` cannot pass through a coroutine.)"""
         return anext(self._iterator) if self._awaits else next(self._iterator)
 
     def _taken(self, samples: list[Any], count: int | None) -> Any:
+        self.position += len(samples)
+        if self.marks:
+            self.mark = self._marker.take(self._iterator, self.position, ended=self._ended)
         if not samples:
             raise Dry
         if count is None:
@@ -136,10 +203,17 @@ class StreamFetcher:
         self._turn = asyncio.Lock()  # first come, first served
         self._rest = Fetcher(None, True, concurrency)
 
-    async def fetch(self, count: int | None, note: Note) -> Any:
-        """The samples of a ticket. Raises `Dry` and `Failed`."""
+    @property
+    def mark(self) -> bytes | None:
+        """What the dataset said of itself behind the ticket that was read last; at the end: then."""
+        return self._stream.mark
+
+    async def fetch(self, count: int | None, note: Note, marked: Callable[[bytes | None], None]) -> Any:
+        """The samples of a ticket; `marked` is told what the dataset says of itself behind it. Raises `Dry` and
+        `Failed`."""
         async with self._turn:
             samples = await self._stream.take_async(count, note)
+            marked(self._stream.mark)
         return await self._rest.awaited(samples, count is not None, note)
 
     async def aclose(self) -> None:
