@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -116,7 +117,7 @@ def _read_array(content: Any) -> Any:
     return np.frombuffer(base64.b64decode(text), np.dtype(dtype)).reshape(shape).copy()
 
 
-_READERS: Final = {
+_READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "float": float,
     "tuple": lambda content: tuple(decode(content)),
     "set": lambda content: set(decode(content)),
