@@ -73,8 +73,13 @@ class Share:
         return self.start + self.rank + sample * self.world_size
 
     def after(self, tickets: int) -> int:
-        """The position up to which all ranks have used the order up, after so many tickets of each."""
-        return self.total if tickets >= self.tickets else min(self.total, self.start + tickets * self.step)
+        """The position up to which all ranks have used the order up, after so many tickets of each.
+
+        After the last one, nothing is left, whatever the end has left out or repeated.
+        """
+        if tickets >= max(1, self.tickets):
+            return self.total
+        return min(self.total, self.start + tickets * self.step)
 
     @property
     def _left(self) -> int:
