@@ -58,7 +58,8 @@ class SamplerSource:
     def state(self, batches: int) -> dict[str, Any]:
         """What goes on after the epoch's first so many tickets. JSON can hold it."""
         self._begin()
-        self._memory.mark(self._tickets, self.drawn)
+        if not self._skip:  # else a thread may be on its way to the place, and nothing new can be noted
+            self._memory.mark(self._tickets, self.drawn)
         place, note = self._memory.state(batches)
         return {"kind": self._memory.kind, "batches": batches, **place._asdict(), **note}
 
@@ -70,8 +71,8 @@ class SamplerSource:
     def _come_to_place(self) -> None:
         self._begin()
         while self._skip:
-            self._skip -= 1
             self._next()
+            self._skip -= 1
 
     def _next(self) -> Any:
         if self._watch is not None:

@@ -100,9 +100,7 @@ class SharesSource:
         return {}
 
 
-def source_of(
-    sampler: Iterable[Any], iterator: Iterator[Any], state: dict[str, Any] | None = None
-) -> OrderSource | SamplerSource:
+def source_of(sampler: Iterable[Any], iterator: Iterator[Any], state: dict[str, Any] | None = None) -> TicketSource:
     """The source for a sampler of which `iterator` is a fresh one, from its beginning or from a state on.
 
     Raises ValueError for a state of another kind of sampler, of other data or of another seed.

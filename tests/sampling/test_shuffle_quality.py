@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from aloader.sampling.permutation import ROUNDS, SORTED_UP_TO, Permutation
+from aloader.sampling.permutation import MOST, ROUNDS, SORTED_UP_TO, Permutation
 
 Order = npt.NDArray[np.int64]
 
@@ -165,3 +165,29 @@ def test_fewer_rounds_are_seen(n, rounds, usual):
 def test_two_rounds_fewer_than_we_take_cannot_be_told_from_random(n, rounds, usual):
     """So there is something to spare."""
     assert unusual(ours(n, rounds), usual(n)) == []
+
+
+HUGE = [10**9, 2**33, 2**40 - 1, MOST]
+
+
+def uneven_part(n: int, step: int, rounds: int = ROUNDS) -> float:
+    """The worst of some chi-squares of 50,000 samples at such steps, in standard deviations from what is expected."""
+    start = n // 3
+    part = Permutation(n, 3, 4, rounds=rounds).slice(start, start + 50_000 * step, step)
+    shifted = (part >> np.int64(max(0, n.bit_length() - 40))) if n > 2**40 else part  # so that nothing overflows
+    bound = int(shifted.max()) + 1
+    differences = np.diff(shifted) % bound
+    found = [shifted * 256 // bound, differences * 256 // bound, part & 255, (part[1:] ^ part[:-1]) & 255]
+    return max(abs(chi_square(cells, 256) - 255) / np.sqrt(2 * 255) for cells in found)
+
+
+def steps_of(n: int) -> list[int]:
+    """Neighbours, ranks' strides, and where halves of the bits stay as they are."""
+    half = 2 ** ((n - 1).bit_length() // 2)
+    return [step for step in (1, 2, 8, 1000, half // 2, half, 2 * half) if n // 3 + 50_000 * step <= n]
+
+
+@pytest.mark.parametrize("n", HUGE)
+def test_parts_of_orders_that_nobody_can_look_at_whole_are_even(n):
+    assert [step for step in steps_of(n) if uneven_part(n, step) > 5] == []
+    assert max(uneven_part(n, step, rounds=2) for step in steps_of(n)) > 5, "two rounds are seen"
