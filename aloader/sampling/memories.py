@@ -1,8 +1,8 @@
 """What is noted of a pass that can only be replayed: what has to be as it was, and where the replay begins.
 
 That is a generator's state, or what the sampler's own `state_dict` said. A sampler is asked only at the beginning of a
-pass and when somebody asks for a state, so that nothing is paid for each batch; what has to be replayed is what lies
-between two times that somebody asked, and what was drawn ahead.
+pass, after its first ticket, and when somebody asks for a state, so that nothing is paid for each batch; what has to be
+replayed is what lies between two times that somebody asked, and what was drawn ahead.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Memory(Protocol):
         """Just before the first draw: note what the pass depends on. The iterator to draw from."""
 
     def mark(self, tickets: int, samples: int) -> None:
-        """Somebody asks for a state when so many tickets have been drawn."""
+        """So many tickets have been drawn, and it is a good moment to note something."""
 
     def state(self, batches: int) -> tuple[Place, dict[str, Any]]:
         """Where to begin to go on after so many tickets, and what must be as it was there."""
@@ -87,7 +87,11 @@ class Plain:
 
 
 class Marks:
-    """Of a sampler with `state_dict` and `load_state_dict`: what it said at the beginning, and whenever asked later."""
+    """Of a sampler with `state_dict` and `load_state_dict`: what it said at the beginning, and whenever asked later.
+
+    It is asked again after the first ticket because one whose `__iter__` is a generator may begin its pass, and forget
+    the last one, only when that is drawn: what it says before is then of the end of the last pass.
+    """
 
     kind: ClassVar[str] = "stateful"
 

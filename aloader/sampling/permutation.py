@@ -1,7 +1,6 @@
 """An order of n samples as a function of (n, seed, epoch) alone: any part of it can be had at once, from no memory.
 
-Up to 2**16 samples, the order is that of their 64-bit hashes: as good as the hash, and 1.5 ms
-to make at most.
+Up to 2**16 samples, the order is that of their 64-bit hashes: as good as the hash, and made in 1.5 ms at most.
 
 Above, it is a Feistel network: a number of as many bits as n needs is cut into a left and a right half, and rounds
 change each half in turn by a hash of the other. Whatever the hash, each round can be undone, so that the whole is a

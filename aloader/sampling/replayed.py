@@ -86,6 +86,8 @@ class SamplerSource:
             raise
         self._tickets += 1
         self.drawn += len(indices) if self._batched else 1
+        if self._tickets == 1:
+            self._memory.mark(1, self.drawn)
         return indices
 
 

@@ -380,16 +380,16 @@ def test_any_place_of_a_billion_is_had_at_once():
     assert source.draw() == order.slice(start, start + 256 * 8, 8)
 
 
-def test_a_users_sampler_is_asked_once_for_each_pass_and_each_state():
+def test_a_users_sampler_is_asked_for_each_pass_and_each_state_and_not_for_each_ticket():
     sampler = Stateful()
     source = begun(sampler)
     assert sampler.asked == 0
     for _ in range(8):
         source.draw()
-    assert sampler.asked == 1, "at the beginning"
+    assert sampler.asked == 2, "at the beginning, and after the first ticket"
     for _ in range(3):
         source.state(5)
-    assert sampler.asked == 2, "nothing has been drawn since"
+    assert sampler.asked == 3, "nothing has been drawn since"
 
 
 def test_only_what_lies_between_two_states_is_replayed():
@@ -404,6 +404,26 @@ def test_only_what_lies_between_two_states_is_replayed():
     assert source.state(9)["skip"] == 1, "from the state at 8"
     assert source.state(9)["skip"] == 1, "a mark was taken at 11, beyond what is asked for"
     assert source.state(11)["skip"] == 0
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_the_second_pass_of_a_sampler_that_forgets_the_first_as_it_is_drawn_from_is_taken_up(batched):
+    """Before its first draw, such a sampler still says where the first pass ended."""
+    sampler = Stateful()
+    of = BatchSampler(sampler, 2, False) if batched else sampler
+    rest(begun(of))
+    source = begun(of)
+    source.draw()
+    source.draw()
+    state = as_json(source.state(1))
+    later = Stateful()
+    assert rest(begun(BatchSampler(later, 2, False) if batched else later, state))[1:] == rest(source)
+
+
+def test_the_second_pass_of_a_sampler_that_forgets_the_first_when_it_is_iterated_is_taken_up_from_its_beginning():
+    of = BatchSampler(Subclass(N), 2, False)
+    theirs = rest(begun(of))
+    assert rest(begun(BatchSampler(Subclass(N), 2, False), as_json(begun(of).state(0)))) == theirs
 
 
 def test_a_state_is_of_the_moment_it_was_taken_in():

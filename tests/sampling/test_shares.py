@@ -84,6 +84,16 @@ def test_without_batches_ranks_differ_by_one_sample_at_most(plan):
 
 
 @settings(max_examples=300, deadline=None)
+@given(PLANS)
+@example((10, 0, 3, "drop", 3, False))  # one is left out
+def test_after_the_last_batch_nothing_is_left(plan):
+    for share in shares(*plan):
+        if share.tickets:
+            assert share.after(share.tickets) == share.total
+            assert share.after(share.tickets + 1) == share.total
+
+
+@settings(max_examples=300, deadline=None)
 @given(PLANS, st.integers(0, 30))
 def test_after_so_many_batches_just_the_first_positions_are_gone(plan, ticket):
     total, start, *_ = plan
