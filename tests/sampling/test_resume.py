@@ -473,6 +473,42 @@ def test_much_to_be_skipped_is_skipped_before_the_first_draw():
         assert source.drawn == gone + 1
 
 
+def test_a_state_that_is_asked_for_on_the_way_to_the_place_notes_nothing_new():
+    """The way may be in a thread, and what the sampler says then is of nobody knows which ticket."""
+    asked = []
+
+    class Asking(Stateful):
+        def __iter__(self) -> Iterator[int]:
+            for index in super().__iter__():
+                asked.append(source.state(6))
+                yield index
+
+    state = as_json(begun(Stateful()).state(6))
+    source = begun(Asking(), state)
+    source.draw()
+    assert len(asked) == 7
+    assert {one["tickets"] for one in asked[:6]} == {0, 1}, "the beginning, and after the first ticket"
+
+
+@pytest.mark.parametrize(
+    ("kind", "samples"),
+    [("random", N), ("random, with replacement", 40), ("subset", 7), ("own", N), ("own, with a state", N)],
+)
+def test_samples_are_counted_with_those_before_the_place(kind, samples):
+    for make, size in ((KINDS[kind], 1), (KINDS[f"{kind}, in batches"], 3)):
+        source = begun(make())
+        source.prepare()
+        source.draw()
+        source.draw()
+        assert source.drawn == 2 * size
+        later = begun(make(), as_json(source.state(2)))
+        later.prepare()
+        later.draw()
+        assert later.drawn == min(3 * size, samples)
+        rest(later)
+        assert later.drawn == samples
+
+
 def test_an_error_while_skipping_is_raised_where_the_ticket_should_be():
     class Failing(Sampler[int]):
         def __iter__(self) -> Iterator[int]:
