@@ -29,6 +29,10 @@ class Orders(Protocol):
     def start(self) -> int:
         """Where its next pass begins."""
 
+    @property
+    def world_size(self) -> int:
+        """How many ranks share the order."""
+
     def settle(self, state: dict[str, Any] | None) -> bool:
         """Draw what the order depends on, or take it from a state. Whether it must not be looked for later again."""
 
@@ -57,6 +61,7 @@ class OrderSource:
         self._batching = batching
         self._watch = watch
         self._pass: tuple[Order, Share] | None = None
+        self._note: dict[str, Any] = {}
         self._given = 0
         self._block: list[int] = []
         self._block_at = 0
@@ -108,16 +113,18 @@ class OrderSource:
         return self._pass is not None and self._given >= self._pass[1].tickets
 
     def state(self, batches: int) -> dict[str, Any]:
-        """What `begin` takes to go on after the epoch's first so many tickets. JSON can hold it."""
-        order, share = self.open()
+        """What `ordered_source` takes to go on after the epoch's first so many tickets. JSON can hold it."""
+        _, share = self.open()
         place = {"samples": share.after(batches - self.first), "batches": batches, "step": share.step}
-        note = {"kind": self._orders.kind, **self._orders.identity(), "total": share.total}
-        return {**note, **order.note(), **place}
+        return {**self._note, **place}
 
     def open(self) -> tuple[Order, Share]:
         """The pass, from now on of the epoch and the length that there are now."""
         if self._pass is None:
-            self._pass = self._orders.order(), self._orders.share(self._start, *self._batching)
+            order, share = self._orders.order(), self._orders.share(self._start, *self._batching)
+            identity = {**self._orders.identity(), "total": share.total}
+            self._note = {"kind": self._orders.kind, **identity, **order.note()}
+            self._pass = order, share
         return self._pass
 
 
@@ -131,7 +138,7 @@ def ordered_source(
     orders = _orders_of(inner)
     if orders is None:
         return None
-    step = orders.share(0, *batching).step
+    step = (batching[0] or 1) * orders.world_size
     start, first = orders.start, orders.start // step
     if state is not None:
         check_same({"kind": orders.kind, **orders.identity()}, state)
@@ -175,6 +182,7 @@ class _Counted:
 
     kind: ClassVar[str] = "sequential"
     start: ClassVar[int] = 0
+    world_size: ClassVar[int] = 1
 
     def __init__(self, sampler: SequentialSampler) -> None:
         self._data = sampler.data_source
@@ -205,6 +213,7 @@ class _Drawn:
 
     kind: ClassVar[str] = "random"
     start: ClassVar[int] = 0
+    world_size: ClassVar[int] = 1
 
     def __init__(self, sampler: RandomSampler) -> None:
         self._n = len(sampler.data_source)
@@ -236,6 +245,7 @@ class _ByEpoch:
         self._sampler = sampler
         self.kind = self._as_ours().kind
         self.start = self._as_ours().start
+        self.world_size = sampler.world_size if isinstance(sampler, ShuffledSampler) else sampler.num_replicas
 
     def settle(self, state: dict[str, Any] | None) -> bool:
         if state is not None:
