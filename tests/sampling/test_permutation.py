@@ -19,6 +19,7 @@ def whole(n: int, seed: int = 0, epoch: int = 0) -> list[int]:
     return Permutation(n, seed, epoch).slice(0, n).tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.one_of(st.integers(0, 3000), st.integers(BORDER - 3, BORDER + 3), st.integers(1, 2**18)), INTEGERS, INTEGERS)
 @example(0, 0, 0)

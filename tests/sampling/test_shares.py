@@ -34,6 +34,7 @@ def everything(of: list[Share]) -> Counter[int]:
     return Counter(index for share in of for batch in batches(share) for index in batch)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(PLANS)
 @example((10, 0, 4, "even", 3, False))
@@ -53,6 +54,7 @@ def test_all_ranks_have_as_many_batches_of_the_right_size(plan):
         assert not drop_last or all(length == size for length in sizes)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(PLANS)
 @example((3, 0, 4, "even", 3, False))
@@ -70,6 +72,7 @@ def test_each_sample_comes_once_but_for_what_the_end_repeats_or_leaves_out(plan)
         assert seen == Counter(range(start, total)) + Counter(at % total for at in range(repeated) if total)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(PLANS)
 def test_without_batches_ranks_differ_by_one_sample_at_most(plan):
@@ -83,6 +86,7 @@ def test_without_batches_ranks_differ_by_one_sample_at_most(plan):
         assert everything(of) == Counter(range(start, total))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(PLANS)
 @example((10, 0, 3, "drop", 3, False))  # one is left out
@@ -93,6 +97,7 @@ def test_after_the_last_batch_nothing_is_left(plan):
             assert share.after(share.tickets + 1) == share.total
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(PLANS, st.integers(0, 30))
 def test_after_so_many_batches_just_the_first_positions_are_gone(plan, ticket):
@@ -108,6 +113,7 @@ def test_after_so_many_batches_just_the_first_positions_are_gone(plan, ticket):
     assert used == Counter(range(start, position))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.integers(0, 300),
