@@ -5,10 +5,13 @@ forgotten. Nothing here draws, or changes what is drawn.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+
+from aloader.sampling.samplers import ShuffledSampler
 
 
 def samplers_in(*roots: Any) -> list[Any]:
@@ -32,6 +35,39 @@ def tell_epoch(epoch: int, *roots: Any) -> None:
             sampler.set_epoch(epoch)
 
 
+class Watched:
+    """A pass of a sampler that shuffles by epoch. Sources that draw in another way say themselves how far they are."""
+
+    def __init__(self, iterator: Iterator[Any], began: Callable[[], None], ended: Callable[[], None]) -> None:
+        self.iterator = iterator
+        self.resumed = False  # the program has asked for this epoch
+        self._began = began
+        self._ended = ended
+        self._begun = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self.began()
+        try:
+            return next(self.iterator)
+        except StopIteration:
+            self.ended()
+            raise
+
+    def began(self) -> None:
+        """The first index is drawn, or any other."""
+        if not self._begun:
+            self._begun = True
+            if not self.resumed:
+                self._began()
+
+    def ended(self) -> None:
+        """The last one has been drawn."""
+        self._ended()
+
+
 class Passes:
     """What a loader remembers of its passes: the epoch of the last one that was drawn to its end, and what was said."""
 
@@ -43,11 +79,11 @@ class Passes:
         """An iterator of the sampler; one that shuffles by epoch is watched."""
         iterator: Iterator[Any] = iter(sampler)
         for inner in samplers_in(sampler):
-            if isinstance(inner, DistributedSampler) and inner.shuffle:
-                return self._watched(iterator, inner)
+            if _is_told_by_the_program(inner):
+                return Watched(iterator, partial(self._began, inner), partial(self._ended, inner))
         return iterator
 
-    def _watched(self, iterator: Iterator[Any], sampler: Any) -> Iterator[Any]:
+    def _began(self, sampler: Any) -> None:
         if self._drawn_with == sampler.epoch:
             kind = type(sampler).__name__
             self._say(
@@ -55,7 +91,8 @@ class Passes:
                 f"this epoch is {kind}'s epoch {sampler.epoch} again, and {kind} shuffles the same way in every epoch: "
                 "call loader.set_epoch(epoch) before each one.",
             )
-        yield from iterator
+
+    def _ended(self, sampler: Any) -> None:
         self._drawn_with = sampler.epoch
 
     def counted(self, iterator: Iterator[Any], sampler: Any, dataset: Any) -> Iterator[Any]:
@@ -94,6 +131,12 @@ class Passes:
         if what not in self._said:
             self._said.add(what)
             warnings.warn(text, UserWarning, stacklevel=4)
+
+
+def _is_told_by_the_program(sampler: Any) -> bool:
+    """Whether this one shuffles by an epoch that only the program can tell it."""
+    shuffles = isinstance(sampler, ShuffledSampler) or (isinstance(sampler, DistributedSampler) and sampler.shuffle)
+    return shuffles and not getattr(sampler, "automatic", False)
 
 
 def _is_of_all(sampler: Any, dataset: Any) -> bool:

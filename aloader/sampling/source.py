@@ -1,26 +1,71 @@
-"""What the loader draws its tickets from: torch's samplers, advanced one ticket at a time.
+"""What the loader draws its tickets from: samplers, advanced one ticket at a time, from any place of a pass.
 
-`RandomSampler` is drawn in another way with the same result, since its own would hold up an event loop: it makes a list
-of all its indices (0.4 s for ten million, and 36 bytes each). Here the seed is drawn where torch draws it, the
-permutation is made from it in a thread, and each ticket is a slice.
+Without a state, everything is drawn from torch's generators as torch's loader draws it. With one, nothing is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-import torch
 from torch.utils.data import (
     BatchSampler,
-    DistributedSampler,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from torch.utils.data import DistributedSampler as TorchDistributedSampler
 
-_PURE: Final = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+from aloader.sampling.memories import leaf_of
+from aloader.sampling.ordered import OrderSource, is_one_permutation, ordered_source
+from aloader.sampling.passes import Watched
+from aloader.sampling.replayed import SamplerSource, replayed_source
+from aloader.sampling.samplers import DistributedSampler, ShuffledSampler
+
+__all__ = ["OrderSource", "SamplerSource", "SharesSource", "TicketSource", "is_pure", "source_of", "tickets_of"]
+
+_PURE: Final = (
+    SequentialSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    TorchDistributedSampler,
+    ShuffledSampler,
+    DistributedSampler,
+)
+
+
+class TicketSource(Protocol):
+    """One pass, ticket by ticket."""
+
+    @property
+    def heavy(self) -> bool:
+        """Whether `prepare` takes longer than a loop may be held up."""
+
+    @property
+    def first(self) -> int:
+        """The number within the epoch of the first ticket that it gives: not 0 where a pass is taken up."""
+
+    @property
+    def drawn(self) -> int:
+        """Samples so far, with those before the place where it began."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether it is known that nothing is left to draw."""
+
+    def prepare(self) -> None:
+        """Whatever takes time before the first draw. May run in a thread."""
+
+    def draw(self) -> Any:
+        """The next ticket's indices. Raises StopIteration at the end, and whatever the sampler raises."""
+
+    def state(self, batches: int) -> dict[str, Any]:
+        """What to note, as JSON can hold it, so that a later source goes on after the epoch's first so many tickets.
+
+        At any moment, and again; `batches` is `first` at least, and what was drawn so far at most.
+        """
 
 
 def is_pure(sampler: Any) -> bool:
@@ -28,85 +73,15 @@ def is_pure(sampler: Any) -> bool:
 
     A `RandomSampler` draws from a generator that it was given once more at its end, when everything has been drawn.
     """
-    if type(sampler) is BatchSampler:
-        return is_pure(sampler.sampler)
-    if type(sampler) is RandomSampler:
-        whole = sampler._num_samples is None  # then the length need not be asked for: it may cost
-        once = not sampler.replacement and (whole or sampler.num_samples <= len(sampler.data_source))
-        return once and sampler.generator is None
-    return type(sampler) in _PURE
-
-
-class SamplerSource:
-    """The tickets that a sampler's iterator gives."""
-
-    heavy = False
-
-    def __init__(self, iterator: Iterator[Any], batched: bool = False) -> None:
-        self._iterator = iterator
-        self._batched = batched
-        self.drawn = 0  # samples
-        self.exhausted = False
-
-    def prepare(self) -> None:
-        """Nothing takes time before the first draw."""
-
-    def draw(self) -> Any:
-        """The next ticket's indices. Raises StopIteration at the end, and whatever the sampler raises."""
-        try:
-            indices = next(self._iterator)
-        except StopIteration:
-            self.exhausted = True
-            raise
-        self.drawn += len(indices) if self._batched else 1
-        return indices
-
-
-class PermutedSource:
-    """The tickets of `RandomSampler` without replacement (and of `BatchSampler` over it), from its seed."""
-
-    heavy = True
-
-    def __init__(self, n: int, count: int, batch_size: int | None, drop_last: bool) -> None:
-        # From the global generator, as the sampler's first `next` does, which torch calls while it makes an iterator.
-        self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
-        self._n = n
-        self._count = count - count % batch_size if drop_last and batch_size else count
-        self._step = batch_size or 1
-        self._batched = batch_size is not None
-        self._at = 0
-        self._order: torch.Tensor | None = None
-
-    def prepare(self) -> None:
-        """Make the permutation: 25 ns for each index. In a thread."""
-        generator = torch.Generator()
-        generator.manual_seed(self._seed)
-        self._order = torch.randperm(self._n, generator=generator)
-
-    def draw(self) -> Any:
-        """The next ticket's indices. Raises StopIteration at the end."""
-        assert self._order is not None, "prepare() comes first"
-        if self._at >= self._count:
-            raise StopIteration
-        indices = self._order[self._at : min(self._at + self._step, self._count)].tolist()
-        self._at += self._step
-        return indices if self._batched else indices[0]
-
-    @property
-    def drawn(self) -> int:
-        """Samples so far."""
-        return min(self._at, self._count)
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether nothing is left to draw."""
-        return self._at >= self._count
+    leaf = leaf_of(sampler)
+    return is_one_permutation(leaf) if type(leaf) is RandomSampler else type(leaf) in _PURE
 
 
 class SharesSource:
     """The tickets of an iterable dataset: all the same, and without end. Workers say when there is nothing left."""
 
     heavy = False
+    first = 0
     drawn = 0  # samples are nobody's to count before they are read
     exhausted = False
 
@@ -120,13 +95,31 @@ class SharesSource:
         """How many samples the next ticket is for; None for one that is not batched."""
         return self._batch_size
 
+    def state(self, batches: int) -> dict[str, Any]:
+        """What is left is the dataset's to say."""
+        return {}
 
-def source_of(sampler: Iterable[Any], iterator: Iterator[Any]) -> SamplerSource | PermutedSource:
-    """The source for a sampler of which `iterator` is a fresh one."""
-    batch_size, drop_last, inner = None, False, sampler
+
+def source_of(sampler: Iterable[Any], iterator: Iterator[Any], state: dict[str, Any] | None = None) -> TicketSource:
+    """The source for a sampler of which `iterator` is a fresh one, from its beginning or from a state on.
+
+    Raises ValueError for a state of another kind of sampler, of other data or of another seed.
+    """
+    watch = iterator if isinstance(iterator, Watched) else None
+    batching = _batching_of(sampler)
+    inner = sampler.sampler if type(sampler) is BatchSampler else sampler
+    source = ordered_source(inner, batching, watch, state or None)
+    return replayed_source(sampler, iterator, state or None) if source is None else source
+
+
+def tickets_of(sampler: Any) -> int:
+    """How many tickets a whole pass has: `len(sampler)`, and with `ends="even"` as many as on every other rank."""
+    if type(sampler) is BatchSampler and type(sampler.sampler) is ShuffledSampler:
+        return sampler.sampler.share(0, *_batching_of(sampler)).tickets
+    return len(sampler)
+
+
+def _batching_of(sampler: Any) -> tuple[int | None, bool]:
     if type(sampler) is BatchSampler:
-        batch_size, drop_last, inner = sampler.batch_size, bool(sampler.drop_last), sampler.sampler
-    if type(inner) is RandomSampler and is_pure(inner):
-        n = len(inner.data_source)
-        return PermutedSource(n, n if inner._num_samples is None else inner.num_samples, batch_size, drop_last)
-    return SamplerSource(iterator, type(sampler) is BatchSampler)
+        return sampler.batch_size, bool(sampler.drop_last)
+    return None, False

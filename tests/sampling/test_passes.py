@@ -6,9 +6,12 @@ import warnings
 from typing import Any
 
 import pytest
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, SubsetRandomSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler
+from torch.utils.data import DistributedSampler as TorchDistributedSampler
 
+from aloader.sampling import DistributedSampler, ShuffledSampler
 from aloader.sampling.passes import Passes, samplers_in, tell_epoch
+from aloader.sampling.source import source_of
 
 
 class Data:
@@ -43,8 +46,8 @@ def test_whatever_lies_inside_is_told_once():
     assert inner.epochs == (3, 4)
 
 
-def distributed(**options: Any) -> DistributedSampler[Any]:
-    return DistributedSampler(Data(8), num_replicas=2, rank=0, **options)  # type: ignore[arg-type]
+def distributed(**options: Any) -> TorchDistributedSampler[Any]:
+    return TorchDistributedSampler(Data(8), num_replicas=2, rank=0, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -55,6 +58,45 @@ def test_an_epoch_that_is_drawn_again_is_noticed_once(batched):
     with pytest.warns(UserWarning, match=r"shuffles the same way in every epoch: call loader\.set_epoch\(epoch\)"):
         list(passes.begin(of))
     list(passes.begin(of))
+
+
+OURS = {
+    "torch's": distributed,
+    "distributed": lambda: DistributedSampler(8, 2, 0),
+    "shuffled": lambda: ShuffledSampler(8),
+}
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("make", OURS.values(), ids=OURS)
+def test_sources_say_it_too_but_not_of_an_epoch_that_was_asked_for(make, batched):
+    """Sources do not always draw from the iterator that is watched."""
+
+    def drawn(state: dict[str, Any] | None = None) -> dict[str, Any]:
+        source = source_of(of, passes.begin(of), state)
+        with pytest.raises(StopIteration):
+            while True:
+                source.draw()
+        return source.state(0) if state is None else state
+
+    sampler, passes = make(), Passes()
+    of = BatchSampler(sampler, 3, False) if batched else sampler
+    state = drawn()
+    drawn(state)
+    sampler.set_epoch(1)
+    drawn()
+    with pytest.warns(UserWarning, match="epoch 1 again"):
+        drawn()
+    drawn()
+
+
+def test_a_sampler_that_its_loader_tells_the_epoch_is_not_watched():
+    for sampler in (DistributedSampler(8, 2, 0), ShuffledSampler(8)):
+        assert not sampler.automatic
+        sampler.automatic = True
+        passes = Passes()
+        for _ in range(3):
+            list(passes.begin(sampler))
 
 
 def test_other_programs_are_left_in_peace():

@@ -15,7 +15,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from aloader.sampling.source import PermutedSource, SamplerSource, is_pure, source_of
+from aloader import sampling
+from aloader.sampling.source import OrderSource, SamplerSource, is_pure, source_of
 
 
 def named(value: object) -> str:
@@ -23,7 +24,7 @@ def named(value: object) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
-def drawn(source: SamplerSource | PermutedSource) -> list[object]:
+def drawn(source: SamplerSource | OrderSource) -> list[object]:
     source.prepare()
     tickets = []
     while True:
@@ -49,7 +50,7 @@ def test_a_permutation_is_torchs_and_leaves_torchs_random_state(n, num_samples, 
     torch.manual_seed(7)
     sampler = sampler_of(n, num_samples, batch_size, drop_last)
     source = source_of(sampler, iter(sampler))
-    assert isinstance(source, PermutedSource)
+    assert isinstance(source, OrderSource)
     assert drawn(source) == theirs
     assert torch.equal(torch.get_rng_state(), their_state)
 
@@ -72,7 +73,8 @@ def test_the_seed_is_drawn_when_the_source_is_made_and_not_later():
 
 
 def test_after_the_end_comes_the_end_again():
-    source = PermutedSource(4, 4, 2, False)
+    sampler = sampler_of(4, None, 2, False)
+    source = source_of(sampler, iter(sampler))
     assert len(drawn(source)) == 2
     with pytest.raises(StopIteration):
         source.draw()
@@ -100,7 +102,7 @@ def test_two_epochs_are_two_permutations():
     ],
     ids=lambda sampler: type(sampler).__name__,
 )
-def test_other_samplers_pass_through(sampler):
+def test_other_samplers_give_what_torch_draws_of_them(sampler):
     def seeded() -> None:
         torch.manual_seed(5)
         if getattr(sampler, "generator", None) is not None:
@@ -110,7 +112,6 @@ def test_other_samplers_pass_through(sampler):
     theirs = list(sampler)
     seeded()
     source = source_of(sampler, iter(sampler))
-    assert type(source) is SamplerSource
     assert not source.heavy
     assert drawn(source) == theirs
 
@@ -133,11 +134,13 @@ PURE = [
     SubsetRandomSampler([1, 2]),
     WeightedRandomSampler([0.5, 0.5], 2),
     DistributedSampler(range(9), num_replicas=2, rank=0),
+    sampling.DistributedSampler(9, num_replicas=2, rank=0),
+    sampling.ShuffledSampler(9),
 ]
 
 
 @pytest.mark.parametrize("sampler", PURE, ids=lambda s: type(s).__name__)
-def test_torchs_own_samplers_are_pure_also_in_batches_and_batches_of_batches(sampler):
+def test_torchs_own_samplers_and_ours_are_pure_also_in_batches_and_batches_of_batches(sampler):
     assert is_pure(sampler)
     assert is_pure(BatchSampler(sampler, 2, False))
     assert is_pure(BatchSampler(BatchSampler(sampler, 2, False), 2, False))
