@@ -112,7 +112,7 @@ class Runtime:
             collate_fn = stray.unguarded(loader.collate_fn)
             job = Job.of(loader.dataset, collate_fn, loader.worker_init_fn, loader.worker_setup)
             forks = getattr(loader.multiprocessing_context, "get_start_method", str)() == "fork"
-            self._team = Team.of(job, count, seed, loop, forks=forks)
+            self._team = Team.of(job, count, seed, loop, ranks=loader.ranks, forks=forks)
         assert self._team is not None
         source = source_for(loader, iter(loader._index_sampler) if count else indices)  # as the others
         ahead = bounds_of(loader, count).narrow_window if count else 0

@@ -81,7 +81,7 @@ def maker(loader: Settings, epoch: int) -> Maker:
     """What makes the batches of an ordinary dataset in this process."""
     stream = Stream(loader.dataset, loader.drop_last) if loader.is_iterable else None
     collate_fn = stray.unguarded(loader.collate_fn)
-    return Maker(loader.dataset, collate_fn, loader._auto_collation, finisher(loader), epoch, stream)
+    return Maker(loader.dataset, collate_fn, loader._auto_collation, finisher(loader), epoch, stream, loader.ranks)
 
 
 def finisher(loader: Settings) -> Callable[[Any], Any] | None:

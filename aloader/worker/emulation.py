@@ -23,9 +23,11 @@ from torch.utils.data._utils import worker as torch_worker
 
 from aloader.channel.job import Job, run_setup
 from aloader.channel.replica import replicator
+from aloader.ranks import Ranks
 from aloader.worker import seeds
 from aloader.worker.concurrent import enter
 from aloader.worker.replay import PrivateLoop
+from aloader.worker.sharding import loader_ranks
 
 
 class _State(NamedTuple):
@@ -69,24 +71,26 @@ def _stack_here(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
 
 
 class Place:
-    """The place of `num_workers=0`: nothing has to be exchanged."""
+    """The place of `num_workers=0`: nothing has to be exchanged, but the loader's ranks are told."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, ranks: Ranks) -> None:
         self.job = job
+        self.ranks = ranks
         self.broken: BaseException | None = None
 
     def __enter__(self) -> Self:
+        self._before = loader_ranks.set(self.ranks)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        pass
+        loader_ranks.reset(self._before)
 
 
 class Slot(Place):
     """A worker's place. Inside its `with`, the process is that worker."""
 
-    def __init__(self, number: int, count: int, base_seed: int, job: Job) -> None:
-        super().__init__(job)
+    def __init__(self, number: int, count: int, base_seed: int, job: Job, ranks: Ranks) -> None:
+        super().__init__(job, ranks)
         self._outside: _State | None = None
         before = _State.now()
         try:
@@ -100,7 +104,7 @@ class Slot(Place):
             before.apply()
 
     def _begin(self, number: int, count: int, base_seed: int) -> None:
-        seeds.become(number, count, base_seed, self.job.dataset, everywhere=False)
+        seeds.become(number, count, base_seed, self.job.dataset, ranks=self.ranks, everywhere=False)
         table = collate.default_collate_fn_map
         if table.get(torch.Tensor) is collate.collate_tensor_fn:
             table[torch.Tensor] = _stack_here
@@ -158,14 +162,21 @@ class Team:
 
     @classmethod
     def of(
-        cls, job: Job, num_workers: int, base_seed: int, loop: asyncio.AbstractEventLoop | None, *, forks: bool
+        cls,
+        job: Job,
+        num_workers: int,
+        base_seed: int,
+        loop: asyncio.AbstractEventLoop | None,
+        *,
+        ranks: Ranks,
+        forks: bool,
     ) -> Team:
         """As many as there would be workers, each with its copy of the job. Raises TypeError where it has none.
 
         `forks`: workers would be forks of this process, so nothing need be possible to copy; then they share it.
         """
         if num_workers == 0:
-            return cls([Place(job)], loop)
+            return cls([Place(job, ranks)], loop)
         if job.worker_setup is not None:
             run_setup(job.worker_setup)
         try:
@@ -175,7 +186,7 @@ class Team:
                 raise
             logging.getLogger("aloader").warning("ALOADER_DEBUG: all workers share one dataset, since %s", error)
             make = partial(Job, *job)
-        return cls([Slot(number, num_workers, base_seed, make()) for number in range(num_workers)], loop)
+        return cls([Slot(number, num_workers, base_seed, make(), ranks) for number in range(num_workers)], loop)
 
     async def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine where the datasets are entered. Never waits if that is a private loop."""

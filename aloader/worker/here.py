@@ -19,10 +19,12 @@ import torch
 from aloader.channel.messages import Ticket
 from aloader.device.profiling import INLINE, profiling, record_function
 from aloader.errors import LoaderBusy, LoaderClosed
+from aloader.ranks import Ranks
 from aloader.worker.bench import blame
 from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, close_all, fetch_inline, has_awaitables
 from aloader.worker.local import presentable
+from aloader.worker.sharding import loader_ranks
 from aloader.worker.stream import Dry, Stream
 
 _ASYNC_RESULT = (
@@ -32,7 +34,8 @@ _ASYNC_RESULT = (
 
 
 class Maker:
-    """Makes batches one after the other; counts them. `stream` is what an iterable dataset is read from."""
+    """Makes batches one after the other; counts them. `stream` is what an iterable dataset is read from, and `ranks`
+    what it is told of the loader's."""
 
     def __init__(
         self,
@@ -42,12 +45,14 @@ class Maker:
         finish: Any = None,
         epoch: int = 0,
         stream: Stream | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._dataset = dataset
         self._collate_fn = collating(collate_fn)
         self._batched = batched
         self._finish = finish
         self._stream = stream
+        self._ranks = ranks
         self._seq = -1
         self._epoch = epoch
         self._indices: Any = None
@@ -55,11 +60,22 @@ class Maker:
     def open(self) -> None:
         """Begin an iterable dataset, as torch does while it makes an iterator."""
         if self._stream is not None:
-            self._stream.open()
+            self._reading(self._stream.open)
 
     def make(self, indices: Any) -> Any:
         """The batch of these indices. Raises what the dataset raises, with a note that names the sample; `Dry` at the
         end of an iterable dataset."""
+        return self._reading(self._make, indices)
+
+    def _reading(self, call: Callable[..., Any], *args: Any) -> Any:
+        """A call in which the dataset is told the loader's ranks."""
+        token = loader_ranks.set(self._ranks)
+        try:
+            return call(*args)
+        finally:
+            loader_ranks.reset(token)
+
+    def _make(self, indices: Any) -> Any:
         self._seq += 1
         self._indices = indices if self._stream is None else None
         ticket = Ticket(0, 0, self._seq, indices, 0)
