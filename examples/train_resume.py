@@ -32,6 +32,7 @@ from torch import nn
 from train_ddp import digits_in, is_first, network, process_group
 
 from aloader import DataLoader
+from aloader.datasets import ImageFolder
 from aloader.sampling import ShuffledSampler
 
 
@@ -115,8 +116,8 @@ def audit(file: Path | None, **line: Any) -> None:
         os.close(descriptor)
 
 
-async def train(device: torch.device, options: argparse.Namespace) -> None:
-    ds, model, stop, checkpoints = digits_in(options.data), network(device), Stop(device), Checkpoints(options.folder)
+async def train(ds: ImageFolder, device: torch.device, options: argparse.Namespace) -> None:
+    stop, checkpoints, model = Stop(device), Checkpoints(options.folder), network(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     sampler = ShuffledSampler(len(ds), seed=0, rank=rank, world_size=world_size, ends="even")
@@ -162,4 +163,4 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # the network is small, and ranks and workers want the other cores
     with process_group() as device:
-        asyncio.run(train(device, arguments))
+        asyncio.run(train(digits_in(arguments.data), device, arguments))
