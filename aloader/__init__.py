@@ -14,6 +14,7 @@ from aloader.errors import (
 from aloader.loader import DataLoader
 from aloader.pool.pool import WorkerPool
 from aloader.stats import BatchInfo, LoaderStats
+from aloader.worker.sharding import ShardInfo, shard_info
 
 __all__ = [
     "BatchInfo",
@@ -25,9 +26,11 @@ __all__ = [
     "LoaderStats",
     "LoaderTimeout",
     "SampleError",
+    "ShardInfo",
     "StorageError",
     "WorkerLost",
     "WorkerPool",
     "datasets",
+    "shard_info",
     "storage",
 ]

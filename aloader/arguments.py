@@ -77,6 +77,19 @@ def ranks_of(distributed: Any) -> Ranks:
     raise TypeError(f"distributed option should be a bool or (rank, world_size), but got distributed={distributed!r}")
 
 
+def check_distributed(distributed: Any, sampler: Any, batch_sampler: Any) -> None:
+    """One says who gets which samples: the loader by rank, or the user's own sampler."""
+    if distributed is False:
+        return
+    ranks_of(distributed)
+    if sampler is not None or batch_sampler is not None:
+        raise ValueError(
+            "distributed option is mutually exclusive with sampler and batch_sampler: leave distributed out, and let "
+            "the sampler give each rank its share (torch.utils.data.DistributedSampler, or a framework's own, does), "
+            "or leave the sampler out, and the loader has one that does"
+        )
+
+
 def check_dataset(loader: TorchDataLoader[Any]) -> None:
     """Whether the dataset is of a kind that can be loaded."""
     dataset = loader.dataset

@@ -59,6 +59,11 @@ class DataLoader(TorchDataLoader[T_co]):
         a share of it: its processes divided by the number of loaders on it when an epoch begins. Give `num_workers`
         where random augmentation has to come out the same: torch ties it to the number of workers.
 
+    distributed: True where several processes train together, each with its share of the samples: rank and world size
+        are torch.distributed's where that is set up, else torchrun's, from the environment. Or `(rank, world_size)`.
+        An iterable dataset shares itself out: for it, this is only what `aloader.shard_info()` answers. Excludes
+        `sampler` and `batch_sampler`.
+
     `prefetch_factor` bounds how many batches a worker may hold; for an async dataset it defaults to what keeps its
     concurrency filled. Nothing is started by the constructor. Use `async with` or `with`, `aclose()` or `close()` to
     end the workers at a certain point; a loader that is dropped ends them, too.
@@ -99,6 +104,7 @@ class DataLoader(TorchDataLoader[T_co]):
         arguments.check_pool(pool, multiprocessing_context)
         arguments.check_worker_setup(worker_setup)
         arguments.check_seed(seed)
+        arguments.check_distributed(distributed, sampler, batch_sampler)
         prefetch_factor = arguments.asked(prefetch_factor)
         elastic = pool is not None and (num_workers == 0 or isinstance(num_workers, arguments.Unasked))
         if pool is not None and elastic:

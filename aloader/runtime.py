@@ -119,7 +119,9 @@ class Runtime:
         source.at_end = lambda: passes.ended(sampler, dataset, source.drawn)
         resume = one.resumes[0] if one.resumes else None
         collate_fn = stray.unguarded(loader.collate_fn)
-        maker = Maker(dataset, collate_fn, loader._auto_collation, finisher(loader), self.number(), one.record)
+        maker = Maker(
+            dataset, collate_fn, loader._auto_collation, finisher(loader), self.number(), one.record, loader.ranks
+        )
         if loader.is_iterable:
             maker.read(loader.drop_last, resume)
         else:
@@ -139,7 +141,7 @@ class Runtime:
             collate_fn = stray.unguarded(loader.collate_fn)
             job = Job.of(loader.dataset, collate_fn, loader.worker_init_fn, loader.worker_setup)
             forks = getattr(loader.multiprocessing_context, "get_start_method", str)() == "fork"
-            self._team = Team.of(job, count, one.seed, loop, forks=forks)
+            self._team = Team.of(job, count, one.seed, loop, ranks=loader.ranks, forks=forks)
         assert self._team is not None
         ahead = bounds_of(loader, count).narrow_window if count else 0
         keep = loader.persistent_workers or not count

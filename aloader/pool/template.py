@@ -109,6 +109,9 @@ class TemplateStarter:
                     pass_fds=(theirs.fileno(), life_end),
                     env=os.environ | SINGLE_THREADED,
                     cwd=None if _has_folder() else os.sep,
+                    # A signal to the program's process group is the program's to handle: torchrun sends SIGTERM so, and
+                    # whoever saves his work then may need a batch more.
+                    start_new_session=True,
                 )
             except BaseException:
                 control.close()

@@ -261,10 +261,9 @@ def blame(ticket: Ticket, position: int, batched: bool, iterable: bool = False) 
 def _unsharded(dataset: Any, num_workers: int) -> str:
     return (
         f"{type(dataset).__name__} has not asked which worker it is in: each of the {num_workers} workers reads all of "
-        "it, and every sample comes that many times. Let its __iter__ take a share: `info = "
-        "torch.utils.data.get_worker_info()`, `itertools.islice(samples, info.id, None, info.num_workers)`; or use "
-        "num_workers=1. Where every worker is meant to read everything (samples made at random), asking for "
-        "`info.seed` ends this warning."
+        "it, and every sample comes that many times. Let it take its share where it begins to read, `for sample in "
+        "aloader.shard_info().of(samples)`; or use num_workers=1. Where every worker is meant to read everything "
+        "(samples made at random), asking for `torch.utils.data.get_worker_info().seed` ends this warning."
     )
 
 

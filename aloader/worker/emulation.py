@@ -24,10 +24,12 @@ from torch.utils.data._utils import worker as torch_worker
 from aloader.channel.job import Job, run_setup
 from aloader.channel.marks import Mark
 from aloader.channel.replica import replicator
+from aloader.ranks import Ranks
 from aloader.worker import seeds
 from aloader.worker.concurrent import enter
 from aloader.worker.marks import Marker, tell
 from aloader.worker.replay import PrivateLoop
+from aloader.worker.sharding import loader_ranks
 
 
 class _State(NamedTuple):
@@ -71,18 +73,20 @@ def _stack_here(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
 
 
 class Place:
-    """The place of `num_workers=0`: nothing has to be exchanged."""
+    """The place of `num_workers=0`: nothing has to be exchanged, but the loader's ranks are told."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, ranks: Ranks) -> None:
         self.job = job
         self.marker = Marker(job.dataset)
+        self.ranks = ranks
         self.broken: BaseException | None = None
 
     def __enter__(self) -> Self:
+        self._before = loader_ranks.set(self.ranks)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        pass
+        loader_ranks.reset(self._before)
 
     def tell(self, mark: Mark | None) -> None:
         """The dataset is told what it said of itself when an earlier pass was left."""
@@ -93,8 +97,8 @@ class Place:
 class Slot(Place):
     """A worker's place. Inside its `with`, the process is that worker."""
 
-    def __init__(self, number: int, count: int, base_seed: int, job: Job) -> None:
-        super().__init__(job)
+    def __init__(self, number: int, count: int, base_seed: int, job: Job, ranks: Ranks) -> None:
+        super().__init__(job, ranks)
         self._outside: _State | None = None
         before = _State.now()
         try:
@@ -108,7 +112,7 @@ class Slot(Place):
             before.apply()
 
     def _begin(self, number: int, count: int, base_seed: int) -> None:
-        seeds.become(number, count, base_seed, self.job.dataset, everywhere=False)
+        seeds.become(number, count, base_seed, self.job.dataset, ranks=self.ranks, everywhere=False)
         table = collate.default_collate_fn_map
         if table.get(torch.Tensor) is collate.collate_tensor_fn:
             table[torch.Tensor] = _stack_here
@@ -167,14 +171,21 @@ class Team:
 
     @classmethod
     def of(
-        cls, job: Job, num_workers: int, base_seed: int, loop: asyncio.AbstractEventLoop | None, *, forks: bool
+        cls,
+        job: Job,
+        num_workers: int,
+        base_seed: int,
+        loop: asyncio.AbstractEventLoop | None,
+        *,
+        ranks: Ranks,
+        forks: bool,
     ) -> Team:
         """As many as there would be workers, each with its copy of the job. Raises TypeError where it has none.
 
         `forks`: workers would be forks of this process, so nothing need be possible to copy; then they share it.
         """
         if num_workers == 0:
-            return cls([Place(job)], loop)
+            return cls([Place(job, ranks)], loop)
         if job.worker_setup is not None:
             run_setup(job.worker_setup)
         try:
@@ -184,7 +195,7 @@ class Team:
                 raise
             logging.getLogger("aloader").warning("ALOADER_DEBUG: all workers share one dataset, since %s", error)
             make = partial(Job, *job)
-        team = cls([Slot(number, num_workers, base_seed, make()) for number in range(num_workers)], loop)
+        team = cls([Slot(number, num_workers, base_seed, make(), ranks) for number in range(num_workers)], loop)
         team.base_seed = base_seed
         return team
 

@@ -22,11 +22,13 @@ from aloader.channel.messages import Ticket
 from aloader.channel.record import Record
 from aloader.device.profiling import INLINE, profiling, record_function
 from aloader.errors import LoaderBusy, LoaderClosed
+from aloader.ranks import Ranks
 from aloader.worker.bench import blame
 from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, close_all, fetch_inline, has_awaitables
 from aloader.worker.local import presentable
 from aloader.worker.marks import Marker, tell
+from aloader.worker.sharding import loader_ranks
 from aloader.worker.stream import Dry, Stream
 
 _ASYNC_RESULT = (
@@ -36,7 +38,8 @@ _ASYNC_RESULT = (
 
 
 class Maker:
-    """Makes batches one after the other; counts them, and keeps the epoch's `record`."""
+    """Makes batches one after the other; counts them, and keeps the epoch's `record`. `ranks` is what the dataset is
+    told of the loader's."""
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class Maker:
         finish: Any = None,
         epoch: int = 0,
         record: Record | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.record = record or Record()
         self._dataset = dataset
@@ -54,6 +58,7 @@ class Maker:
         self._finish = finish
         self._marker = Marker(dataset)
         self._stream: Stream | None = None
+        self._ranks = ranks
         self._mark: bytes | None = None
         self._seq = self.record.first - 1
         self._epoch = epoch
@@ -76,18 +81,29 @@ class Maker:
         self.record.now = marker.at_once if stream is None else stream.mark_now
         if stream is not None:
             stream.marks = False
-            stream.open()
+            self._reading(stream.open)
             weakref.finalize(owner, stream.let_go)
 
     def open_ahead(self) -> None:
         """Begin, where others may ask for a state while a batch is being made: what belongs to it is noted with it."""
         self._ahead = True
         if self._stream is not None:
-            self._stream.open()
+            self._reading(self._stream.open)
 
     def make(self, indices: Any) -> Any:
         """The batch of these indices. Raises what the dataset raises, with a note that names the sample; `Dry` at the
         end of an iterable dataset."""
+        return self._reading(self._make, indices)
+
+    def _reading(self, call: Callable[..., Any], *args: Any) -> Any:
+        """A call in which the dataset is told the loader's ranks."""
+        token = loader_ranks.set(self._ranks)
+        try:
+            return call(*args)
+        finally:
+            loader_ranks.reset(token)
+
+    def _make(self, indices: Any) -> Any:
         self._seq += 1
         self._indices = indices if self._stream is None else None
         ticket = Ticket(0, 0, self._seq, indices, 0)

@@ -12,9 +12,11 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 from aloader import options
@@ -23,12 +25,14 @@ from aloader.channel.messages import Granted, Ticket
 from aloader.channel.roles import Listener, Who
 from aloader.channel.stacks import Stack, different
 from aloader.channel.status import Doing, Status
+from aloader.ranks import Ranks
 from aloader.worker.bench import Clock, blame
 from aloader.worker.collation import estimate
 from aloader.worker.concurrent import enter
 from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, Fetcher
 from aloader.worker.marks import Marker, tell
+from aloader.worker.sharding import loader_ranks
 from aloader.worker.stream import Dry, Stream, StreamFetcher
 from aloader.worker.tasks import calls, suspended
 
@@ -142,7 +146,7 @@ class LocalCrew:
             self._reading = {}
             self._entered = watcher.loop.create_future()
             self._leave = asyncio.Event()
-            self._holder = watcher.loop.create_task(self._hold(self._entered, self._leave), name="aloader dataset")
+            self._holder = self._task(self._hold(self._entered, self._leave), "aloader dataset")
 
     def detach(self, listener: Listener | None = None) -> None:
         """This one listens no more; without a `listener`, nobody does."""
@@ -229,20 +233,28 @@ class LocalCrew:
 
     def begin(self, ticket: Ticket) -> None:
         """Work on a ticket from now on."""
-        assert self._loop is not None
         if self.who.iterable and ticket.epoch not in self._reading:
             resume, self._resume = self._resume, None
             stream = Stream(self._dataset, self.who.drop_last, self._marker, resume)
             self._reading[ticket.epoch] = StreamFetcher(stream, self.who.concurrency)
         key = (ticket.epoch, ticket.seq)
-        task = self._tasks[key] = self._loop.create_task(self._work(ticket), name=f"aloader batch {ticket.seq}")
+        task = self._tasks[key] = self._task(self._work(ticket), f"aloader batch {ticket.seq}")
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
+
+    def _task(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """A task in which the dataset is told the loader's ranks: it begins with the context of this moment."""
+        assert self._loop is not None
+        token = loader_ranks.set(Ranks(self.who.rank, self.who.world_size))
+        try:
+            return self._loop.create_task(coroutine, name=name)
+        finally:
+            loader_ranks.reset(token)
 
     def _end_reading(self, epoch: int) -> None:
         """Let an async generator leave what it is in."""
         fetcher = self._reading.pop(epoch, None)
         if fetcher is not None and self._loop is not None:
-            task = self._loop.create_task(fetcher.aclose(), name="aloader end of reading")
+            task = self._task(fetcher.aclose(), "aloader end of reading")
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
@@ -298,7 +310,8 @@ class LocalCrew:
         if nbytes > ticket.allowance:
             await self._memory(ticket, nbytes)
         clock.fetched = time.perf_counter()
-        batch, error = await self._loop.run_in_executor(self._thread, self._collated, samples)
+        collated = partial(copy_context().run, self._collated, samples)  # the ranks are known there, too
+        batch, error = await self._loop.run_in_executor(self._thread, collated)
         if error is not None:
             raise error
         return Made(batch, clock.mark), nbytes, (clock.fetched - clock.began, time.perf_counter() - clock.fetched)

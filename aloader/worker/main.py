@@ -20,6 +20,7 @@ from aloader.channel.job import Job, run_setup
 from aloader.channel.link import Link
 from aloader.channel.messages import Message, Ready, Start
 from aloader.channel.status import STACKS_SIGNAL, TASKS_SIGNAL, Doing, StatusPage, adopt
+from aloader.ranks import Ranks
 from aloader.worker import concurrent, cuda, inline, seeds, tasks
 from aloader.worker.bench import Bench, guarded
 from aloader.worker.breakpoints import Breakpoints
@@ -84,7 +85,8 @@ def _set_up(bench: Bench, load: Callable[[], Job], carried: bool, settled: bytes
     job = _taken_over(start, load, settled) if carried else load()
     if not carried and job.worker_setup is not None:
         run_setup(job.worker_setup)
-    asked = seeds.become(start.slot, start.num_workers, start.base_seed, job.dataset)
+    ranks = Ranks(start.rank, start.world_size)
+    asked = seeds.become(start.slot, start.num_workers, start.base_seed, job.dataset, ranks=ranks)
     if start.iterable and start.num_workers > 1:
         bench.asked = asked
     if carried:

@@ -100,6 +100,21 @@ asyncio.run(main())
         assert running.left(CLOSED) == []
 
 
+def test_a_signal_to_the_programs_process_group_is_the_programs_to_handle(tmp_path):
+    """As torchrun sends it: whoever saves his work then may need a batch more."""
+    body = """
+signal.signal(signal.SIGTERM, lambda *_: print("asked to end"))
+loader, seen = DataLoader(Data(200, lambda: time.sleep(0.001)), batch_size=4, num_workers=2), []
+for x, y in loader:
+    seen += y.tolist()
+    if len(seen) == 40:
+        os.killpg(0, signal.SIGTERM)
+print(sorted(seen) == list(range(200)), loader.stats().workers_lost)
+"""
+    with program(tmp_path, body) as running:
+        assert running.end().out.splitlines() == ["script __main__", "asked to end", "True 0"]
+
+
 @pytest.mark.parametrize("stuck", ["None", "lambda: time.sleep(60)", "hold_the_gil"])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_kill_9_of_the_parent_takes_everything_along(tmp_path, stuck, persistent):
