@@ -6,11 +6,13 @@ import operator
 from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler
+from torch.utils.data import IterDataPipe, MapDataPipe, Sampler, SequentialSampler
 
 from aloader import ranks
 from aloader.pool.pool import NO_WORKERS, WorkerPool
 from aloader.ranks import Ranks
+from aloader.sampling import DistributedSampler, ShuffledSampler
+from aloader.sampling.passes import samplers_in
 from aloader.worker.fetch import is_async, is_iterable
 
 
@@ -82,12 +84,31 @@ def check_distributed(distributed: Any, sampler: Any, batch_sampler: Any) -> Non
     if distributed is False:
         return
     ranks_of(distributed)
+    if any(getattr(one, "automatic", False) for one in samplers_in(sampler, batch_sampler)):
+        return  # a loader's own: somebody makes that loader again from its parts
     if sampler is not None or batch_sampler is not None:
         raise ValueError(
             "distributed option is mutually exclusive with sampler and batch_sampler: leave distributed out, and let "
             "the sampler give each rank its share (torch.utils.data.DistributedSampler, or a framework's own, does), "
             "or leave the sampler out, and the loader has one that does"
         )
+
+
+def own_sampler(dataset: Any, shuffle: Any, seed: int | None, distributed: Any) -> Sampler[int] | None:
+    """The sampler that a loader with `seed=` or `distributed=` makes for itself; None: torch's will do.
+
+    It follows the loader's epochs by itself.
+    """
+    if distributed is False and (seed is None or not shuffle):
+        return None
+    rank, world_size = ranks_of(distributed) if distributed is not False else Ranks(0, 1)
+    sampler: ShuffledSampler | DistributedSampler
+    if shuffle and seed is not None:
+        sampler = ShuffledSampler(dataset, seed=operator.index(seed), rank=rank, world_size=world_size)
+    else:
+        sampler = DistributedSampler(dataset, world_size, rank, shuffle=bool(shuffle))
+    sampler.automatic = True
+    return sampler
 
 
 def check_dataset(loader: TorchDataLoader[Any]) -> None:

@@ -24,6 +24,7 @@ from aloader.pool.threads import in_thread, running_loop
 from aloader.ranks import Ranks
 from aloader.runtime import Runtime
 from aloader.sampling.passes import Passes
+from aloader.sampling.source import tickets_of
 from aloader.state.journal import Journal
 from aloader.stats import LoaderStats
 from aloader.worker import calls, debug, stray
@@ -112,6 +113,9 @@ class DataLoader(TorchDataLoader[T_co]):
         asynchronous = is_async(dataset)
         light = num_workers == 0 and asynchronous  # an async dataset on the user's own loop takes more arguments
         iterable = is_iterable(dataset)
+        if sampler is None and batch_sampler is None and not iterable:
+            sampler = arguments.own_sampler(dataset, shuffle, seed, distributed)
+            shuffle = None if sampler is not None else shuffle
         super().__init__(
             _ReadFromTheFront() if iterable and not isinstance(dataset, IterableDataset) else dataset,
             batch_size,
@@ -233,6 +237,10 @@ class DataLoader(TorchDataLoader[T_co]):
         calls.call(self.dataset, method, args)
         if self._runtime is not None and call is not None:
             self._runtime.broadcast(call)
+
+    def __len__(self) -> int:
+        """Batches of an epoch, in this rank; of an iterable dataset, what its length promises."""
+        return super().__len__() if self.is_iterable else tickets_of(self._index_sampler)
 
     # -- where it is -----------------------------------------------------------------------------------------------
 
