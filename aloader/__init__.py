@@ -14,6 +14,7 @@ from aloader.errors import (
 from aloader.loader import DataLoader
 from aloader.pool.pool import WorkerPool
 from aloader.stats import BatchInfo, LoaderStats
+from aloader.worker.generators import sample_rng
 
 __all__ = [
     "BatchInfo",
@@ -29,5 +30,6 @@ __all__ = [
     "WorkerLost",
     "WorkerPool",
     "datasets",
+    "sample_rng",
     "storage",
 ]

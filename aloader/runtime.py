@@ -27,7 +27,7 @@ from aloader.pool.pool import Installed, WorkerPool
 from aloader.pool.private import PrivateLoop, PrivateLoopBatches
 from aloader.pool.run import Run, snapshot
 from aloader.pool.threads import in_thread
-from aloader.settings import Settings, begin_sampling, bounds_of, finisher, source_for, who_of
+from aloader.settings import Settings, begin_sampling, bounds_of, finisher, next_key, source_for, who_of
 from aloader.stats import LoaderStats
 from aloader.worker import debug, stray
 from aloader.worker.emulation import Team
@@ -81,7 +81,8 @@ class Runtime:
         sampler = loader._index_sampler
         source = source_for(loader, loader._passes.begin(sampler))  # torch, too, asks for an iterator again here
         slots = crew.who.num_workers  # of workers that are kept: a number set since then is for a new loader
-        return self._run(loader, pool, crew, source, slots, (job, carried), loader.persistent_workers)
+        key = next_key(loader, crew.who.base_seed)
+        return self._run(loader, pool, crew, source, slots, (job, carried), loader.persistent_workers, key)
 
     def here(self, loader: Settings) -> Run:
         """The next epoch of an async dataset on the running loop, on which it is opened once."""
@@ -117,14 +118,15 @@ class Runtime:
         source = source_for(loader, iter(loader._index_sampler) if count else indices)  # as the others
         ahead = bounds_of(loader, count).narrow_window if count else 0
         keep = loader.persistent_workers or not count
-        kind = loader.is_iterable, loader.drop_last
+        key = next_key(loader, self._team.base_seed if kept and count else seed)
+        kind = loader.is_iterable, loader.drop_last, loader.ranks.rank, key
         plan = debug.Plan(source, ahead, loader._auto_collation, finisher(loader), loader, keep, *kind)
         return debug.Epoch(self._team, plan)
 
     def _local_run(self, loader: Settings, crew: LocalCrew) -> Run:
-        indices, _ = begin_sampling(loader)
+        indices, seed = begin_sampling(loader)
         source = source_for(loader, indices)
-        return self._run(loader, None, crew, source, 1, (None, None), True)
+        return self._run(loader, None, crew, source, 1, (None, None), True, next_key(loader, seed))
 
     def _run(
         self,
@@ -135,8 +137,10 @@ class Runtime:
         slots: int,
         work: tuple[Job | None, Carried | None],
         kept: bool,
+        key: int | None,
     ) -> Run:
-        epoch = Epoch(crew, self.number(), source, bounds_of(loader, slots), finisher(loader), self._notices.warn)
+        bounds = bounds_of(loader, slots)
+        epoch = Epoch(crew, self.number(), source, bounds, finisher(loader), self._notices.warn, key)
         passes, sampler, dataset = loader._passes, loader._index_sampler, loader.dataset  # not the loader: a cycle
         epoch.at_end = lambda: passes.ended(sampler, dataset, source.drawn if source.exhausted else None)
         run = Run(pool, crew, epoch, source, work[0], work[1], kept, loader.timeout, self._installed)

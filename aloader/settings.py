@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -52,6 +53,7 @@ class Settings(Protocol):
     _elastic: bool
     _passes: Passes
     _epoch: int
+    _key: int | None
 
     @property
     def ranks(self) -> Ranks: ...
@@ -77,11 +79,26 @@ def begin_sampling(loader: Settings) -> tuple[Any, int]:
     return indices, seed
 
 
+def key_of(loader: Settings, base_seed: int, epoch: int) -> int | None:
+    """What the samples' own generators are made from in an epoch; None: they draw from the workers', as torch's do."""
+    if loader.seed is None and not loader.is_async:
+        return None
+    return keys.epoch_key(base_seed if loader.seed is None else operator.index(loader.seed), epoch)
+
+
+def next_key(loader: Settings, base_seed: int) -> int | None:
+    """The key of the pass that begins now."""
+    loader._key = key_of(loader, base_seed, loader._epoch)
+    loader._epoch += 1
+    return loader._key
+
+
 def maker(loader: Settings, epoch: int) -> Maker:
     """What makes the batches of an ordinary dataset in this process."""
-    stream = Stream(loader.dataset, loader.drop_last) if loader.is_iterable else None
+    key = next_key(loader, 0)
+    stream = Stream(loader.dataset, loader.drop_last, loader.ranks.rank) if loader.is_iterable else None
     collate_fn = stray.unguarded(loader.collate_fn)
-    return Maker(loader.dataset, collate_fn, loader._auto_collation, finisher(loader), epoch, stream)
+    return Maker(loader.dataset, collate_fn, loader._auto_collation, finisher(loader), epoch, stream, key)
 
 
 def finisher(loader: Settings) -> Callable[[Any], Any] | None:

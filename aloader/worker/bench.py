@@ -44,7 +44,9 @@ from aloader.worker.calls import Calls
 from aloader.worker.collation import collate_into, estimate
 from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, fetch_inline
+from aloader.worker.generators import COLLATE, Seeding, nobodys, unseeded
 from aloader.worker.hints import hint
+from aloader.worker.states import Generators
 from aloader.worker.stream import Dry, Stream
 
 
@@ -83,6 +85,7 @@ class Bench:
         self._job: Job | None = None
         self._by_default = False
         self._calls = Calls()
+        self._generators = Generators()
         self._collate: Callable[[Any], Any]
 
     @property
@@ -143,16 +146,25 @@ class Bench:
 
     # -- samples ---------------------------------------------------------------------------------------------------
 
-    def fetch(self, ticket: Ticket) -> Any:
+    def seeding(self, ticket: Ticket) -> Seeding | None:
+        """How the ticket's code is seeded; None: as torch's, it goes on with the worker's generators."""
+        if ticket.key is None:
+            unseeded()
+            return None
+        return Seeding.of(self._generators, ticket, self.start.auto_collation, self.start.iterable)
+
+    def fetch(self, ticket: Ticket, seeding: Seeding | None) -> Any:
         """The ticket's samples, here and now; there may be awaitables among them. Raises `Failed` and `Dry`."""
+        progress = self.page.progress
         if self.start.iterable:
-            return self.stream(ticket.epoch).take(ticket.indices, self.page.progress)  # type: ignore[arg-type]
-        return fetch_inline(self.job.dataset, ticket.indices, self.start.auto_collation, self.page.progress)
+            return self.stream(ticket.epoch).take(ticket.indices, progress, seeding)  # type: ignore[arg-type]
+        return fetch_inline(self.job.dataset, ticket.indices, self.start.auto_collation, progress, seeding)
 
     def stream(self, epoch: int) -> Stream:
         """This worker's share of an iterable dataset, read from the front in each epoch."""
         if self._stream is None or self._stream[0] != epoch:
-            self._stream = epoch, Stream(self.job.dataset, self.start.drop_last)
+            start = self.start
+            self._stream = epoch, Stream(self.job.dataset, start.drop_last, start.rank * start.num_workers + start.slot)
         return self._stream[1]
 
     # -- from samples to a message ---------------------------------------------------------------------------------
@@ -161,11 +173,14 @@ class Bench:
         """The bytes that collating these samples will take, where that can be known."""
         return estimate(samples) if self._by_default else 0
 
-    def collate(self, ticket: Ticket, samples: Any, need: int) -> Collated:
+    def collate(self, ticket: Ticket, samples: Any, need: int, seeding: Seeding | None) -> Collated:
         """Collate and pickle. Synchronous: nothing else of this worker runs in between."""
         self.page.write(Doing.COLLATING, ticket.epoch, ticket.seq)
         self.arena.begin(need)
+        if seeding is not None:
+            seeding.all(COLLATE).begin()
         packed = pack(self._collate(samples))
+        nobodys()
         places = [self.arena.lease(address_of(buffer), buffer.nbytes) for buffer in packed.buffers]
         missing = sum(b.nbytes for b, place in zip(packed.buffers, places, strict=True) if place is None)
         if len(packed.body) > options.BODY_BYTES:

@@ -22,7 +22,9 @@ from aloader.errors import LoaderBusy, LoaderClosed
 from aloader.worker.bench import blame
 from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, close_all, fetch_inline, has_awaitables
+from aloader.worker.generators import COLLATE, Seeding, kept, unseeded
 from aloader.worker.local import presentable
+from aloader.worker.states import Generators
 from aloader.worker.stream import Dry, Stream
 
 _ASYNC_RESULT = (
@@ -42,6 +44,7 @@ class Maker:
         finish: Any = None,
         epoch: int = 0,
         stream: Stream | None = None,
+        key: int | None = None,
     ) -> None:
         self._dataset = dataset
         self._collate_fn = collating(collate_fn)
@@ -51,24 +54,38 @@ class Maker:
         self._seq = -1
         self._epoch = epoch
         self._indices: Any = None
+        self._key = key
+        self._generators = None if key is None else Generators(shared=True)
 
     def open(self) -> None:
         """Begin an iterable dataset, as torch does while it makes an iterator."""
         if self._stream is not None:
-            self._stream.open()
+            with kept(self._generators):
+                self._stream.open(self._seeding(Ticket(0, 0, 0, None, 0, self._key)))
 
     def make(self, indices: Any) -> Any:
         """The batch of these indices. Raises what the dataset raises, with a note that names the sample; `Dry` at the
         end of an iterable dataset."""
         self._seq += 1
         self._indices = indices if self._stream is None else None
-        ticket = Ticket(0, 0, self._seq, indices, 0)
+        with kept(self._generators):
+            batch = self._made(Ticket(0, 0, self._seq, indices, 0, self._key))
+        return batch if self._finish is None else self._finish(batch)
+
+    def _seeding(self, ticket: Ticket) -> Seeding | None:
+        if ticket.key is None:
+            unseeded()
+        return Seeding.of(self._generators, ticket, self._batched, self._stream is not None)
+
+    def _made(self, ticket: Ticket) -> Any:
+        indices: Any = ticket.indices
+        seeding = self._seeding(ticket)
         error: BaseException | None = None
         try:
             if self._stream is None:
-                samples = fetch_inline(self._dataset, indices, self._batched, [0])
+                samples = fetch_inline(self._dataset, indices, self._batched, [0], seeding)
             else:
-                samples = self._stream.take(len(indices) if self._batched else None, [0])
+                samples = self._stream.take(len(indices) if self._batched else None, [0], seeding)
         except Failed as failed:
             note = blame(ticket, failed.position, self._batched, self._stream is not None)
             error = presentable(failed.cause, note)
@@ -80,11 +97,12 @@ class Maker:
         if has_awaitables(samples):
             close_all(samples)
             raise TypeError(_ASYNC_RESULT)
+        if seeding is not None:
+            seeding.all(COLLATE).begin()
         try:
-            batch = self._collate_fn(samples)
+            return self._collate_fn(samples)
         except StopIteration as stop:
             raise presentable(stop, f"while collating batch {self._seq}") from stop
-        return batch if self._finish is None else self._finish(batch)
 
     @property
     def taken(self) -> tuple[int, Any, None, int]:

@@ -2,7 +2,7 @@
 
 For an async dataset, on the user's own loop with full look-ahead: a `LocalCrew` stands in for worker processes and says
 the same things to an epoch as they do, so order, window, memory and errors are decided in the same place. Collating
-runs in one helper thread. The dataset's `async with` is entered by one task, which also leaves it.
+runs in one helper thread, unless it is the user's own, which may draw random numbers. The dataset's `async with` is entered by one task, which also leaves it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any
 
+from torch.utils.data import default_collate, default_convert
+
 from aloader import options
 from aloader.channel.messages import Granted, Ticket
 from aloader.channel.roles import Listener, Who
@@ -27,6 +29,8 @@ from aloader.worker.collation import estimate
 from aloader.worker.concurrent import enter
 from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, Fetcher
+from aloader.worker.generators import COLLATE, Seeding
+from aloader.worker.states import Generators
 from aloader.worker.stream import Dry, Stream, StreamFetcher
 from aloader.worker.tasks import calls, suspended
 
@@ -100,6 +104,8 @@ class LocalCrew:
         self.when_gone: Callable[[], object] | None = None
         self._dataset = dataset
         self._collate_fn = collating(collate_fn)
+        self._draws = collate_fn not in (default_collate, default_convert)  # or it may
+        self._generators = Generators(shared=True)
         self._listeners: dict[int, tuple[Listener, Callable[[], None]]] = {}  # epochs under way, and what wakes each
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fetcher: Fetcher
@@ -220,7 +226,7 @@ class LocalCrew:
         """Work on a ticket from now on."""
         assert self._loop is not None
         if self.who.iterable and ticket.epoch not in self._reading:
-            stream = Stream(self._dataset, self.who.drop_last)
+            stream = Stream(self._dataset, self.who.drop_last, self.who.rank)
             self._reading[ticket.epoch] = StreamFetcher(stream, self.who.concurrency)
         key = (ticket.epoch, ticket.seq)
         task = self._tasks[key] = self._loop.create_task(self._work(ticket), name=f"aloader batch {ticket.seq}")
@@ -277,14 +283,19 @@ class LocalCrew:
         page = self.workers[0]
         began = time.perf_counter()
         fetcher: Any = self._reading[ticket.epoch] if self.who.iterable else self._fetcher
+        seeding = Seeding.of(self._generators, ticket, self.who.auto_collation, self.who.iterable)
         samples = await fetcher.fetch(
-            ticket.indices, lambda position: page.write(Doing.FETCHING, ticket.epoch, ticket.seq, position)
+            ticket.indices, lambda position: page.write(Doing.FETCHING, ticket.epoch, ticket.seq, position), seeding
         )
         nbytes = estimate(samples) if self.who.auto_collation else 0
         if nbytes > ticket.allowance:
             await self._memory(ticket, nbytes)
         fetched = time.perf_counter()
-        batch, error = await self._loop.run_in_executor(self._thread, self._collated, samples)
+        if seeding is not None and self._draws:
+            with seeding.all(COLLATE):  # what is drawn in a thread would be drawn by the user's program, too
+                batch, error = self._collated(samples)
+        else:
+            batch, error = await self._loop.run_in_executor(self._thread, self._collated, samples)
         if error is not None:
             raise error
         return batch, nbytes, (fetched - began, time.perf_counter() - fetched)

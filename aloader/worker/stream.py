@@ -14,6 +14,7 @@ from typing import Any
 from torch.utils.data import ChainDataset
 
 from aloader.worker.fetch import Failed, Fetcher, Note, Progress, blamed, close_all, reads_async
+from aloader.worker.generators import OPEN, Seeding, driven
 
 
 class Dry(Exception):  # noqa: N818
@@ -21,38 +22,49 @@ class Dry(Exception):  # noqa: N818
 
 
 class Stream:
-    """One pass over a dataset. The iterator is made by `open`, at the latest for the first sample."""
+    """One pass over a dataset. The iterator is made by `open`, at the latest for the first sample.
 
-    def __init__(self, dataset: Any, drop_last: bool) -> None:
+    `shard` is which share of the dataset it is, of all ranks and workers, and `position` how many samples of it have
+    been read: together, what a sample is known by where it is seeded.
+    """
+
+    def __init__(self, dataset: Any, drop_last: bool, shard: int = 0) -> None:
+        self.shard = shard
+        self.position = 0
         self._dataset = dataset
         self._drop_last = drop_last
         self._iterator: Any = None
         self._awaits = False
         self._ended = False
 
-    def open(self) -> None:
+    def open(self, seeding: Seeding | None = None) -> None:
         """Make the iterator. Raises what the dataset raises."""
+        if seeding is not None:
+            seeding.begin((self.shard, self.position), OPEN)
         try:
             self._iterator = iter(self._dataset)
         except BaseException:
             self._ended = True
             raise
 
-    def take(self, count: int | None, progress: Progress) -> Any:
+    def take(self, count: int | None, progress: Progress, seeding: Seeding | None = None) -> Any:
         """The next samples, as many as there are up to `count`. Raises `Dry` and `Failed`."""
         progress[0] = 0
         if self._ended:
             raise Dry
         if self._iterator is None:
             try:
-                self.open()
+                self.open(seeding)
             except BaseException as error:
                 raise Failed(0, error) from None
         samples: list[Any] = []
         try:
             while len(samples) < (1 if count is None else count):
                 progress[0] = len(samples)
+                if seeding is not None:
+                    seeding.begin(self._named(seeding))
                 samples.append(next(self._iterator))
+                self.position += 1
         except StopIteration:
             self._ended = True
         except BaseException as error:
@@ -60,14 +72,14 @@ class Stream:
             raise Failed(len(samples), error) from None
         return self._taken(samples, count)
 
-    async def take_async(self, count: int | None, note: Note) -> Any:
+    async def take_async(self, count: int | None, note: Note, seeding: Seeding | None = None) -> Any:
         """The same, with an iterator that may have to be awaited."""
         note(0)
         if self._ended:
             raise Dry
         if self._iterator is None:
             try:
-                await self._open_async()
+                await (self._open_async() if seeding is None else self._open_seeded(seeding))
             except BaseException as error:
                 self._ended = True
                 raise blamed(0, error) from None
@@ -75,8 +87,8 @@ class Stream:
         try:
             while len(samples) < (1 if count is None else count):
                 note(len(samples))
-                item = self._next()
-                samples.append(await item if self._awaits else item)
+                samples.append(await self._read(seeding) if self._awaits else self._next(seeding))
+                self.position += 1
         except (StopIteration, StopAsyncIteration):
             self._ended = True
         except BaseException as error:
@@ -95,9 +107,26 @@ class Stream:
             self._iterator = await iterator if inspect.isawaitable(iterator) else iterator
         self._awaits = hasattr(type(self._iterator), "__anext__")
 
-    def _next(self) -> Any:
-        """The next sample, or what is to be awaited for it. (A `StopIteration` cannot pass through a coroutine.)"""
-        return anext(self._iterator) if self._awaits else next(self._iterator)
+    async def _open_seeded(self, seeding: Seeding) -> None:
+        await driven(seeding.own((self.shard, self.position), OPEN), self._open_async())
+
+    def _next(self, seeding: Seeding | None) -> Any:
+        """The next sample of an ordinary iterator. (A `StopIteration` cannot pass through a coroutine.)"""
+        if seeding is None:
+            return next(self._iterator)
+        with seeding.own(self._named(seeding)):
+            return next(self._iterator)
+
+    async def _read(self, seeding: Seeding | None) -> Any:
+        """The next sample of an iterator that is awaited."""
+        if seeding is None:
+            return await anext(self._iterator)
+        return await driven(seeding.own(self._named(seeding)), _next_of(self._iterator))
+
+    def _named(self, seeding: Seeding) -> tuple[int, int]:
+        """What the sample that is read next is known by."""
+        seeding.names.append((self.shard, self.position))
+        return self.shard, self.position
 
     def _taken(self, samples: list[Any], count: int | None) -> Any:
         if not samples:
@@ -115,6 +144,10 @@ class Stream:
         iterator, self._iterator = self._iterator, None
         if hasattr(type(iterator), "aclose"):
             await iterator.aclose()
+
+
+async def _next_of(iterator: Any) -> Any:
+    return await anext(iterator)
 
 
 async def _chained(datasets: Iterable[Any]) -> AsyncIterator[Any]:
@@ -136,11 +169,11 @@ class StreamFetcher:
         self._turn = asyncio.Lock()  # first come, first served
         self._rest = Fetcher(None, True, concurrency)
 
-    async def fetch(self, count: int | None, note: Note) -> Any:
+    async def fetch(self, count: int | None, note: Note, seeding: Seeding | None = None) -> Any:
         """The samples of a ticket. Raises `Dry` and `Failed`."""
         async with self._turn:
-            samples = await self._stream.take_async(count, note)
-        return await self._rest.awaited(samples, count is not None, note)
+            samples = await self._stream.take_async(count, note, seeding)
+        return await self._rest.awaited(samples, count is not None, note, seeding)
 
     async def aclose(self) -> None:
         """Nobody wants the rest."""
