@@ -75,7 +75,8 @@ class _Server:
                 self._flush()
                 await self._stopped.wait()
                 for task in self._tasks.values():
-                    task.cancel()
+                    if not task.cancelling():  # one that is leaving already, with its epoch, is not to be disturbed
+                        task.cancel()
                 self._end_reading()
         finally:
             self._loop.remove_reader(link.fileno())

@@ -2,7 +2,8 @@
 
 For an async dataset, on the user's own loop with full look-ahead: a `LocalCrew` stands in for worker processes and says
 the same things to an epoch as they do, so order, window, memory and errors are decided in the same place. Collating
-runs in one helper thread, unless it is the user's own, which may draw random numbers. The dataset's `async with` is entered by one task, which also leaves it.
+runs in one helper thread, unless it is the user's own, which may draw random numbers. The dataset's `async with` is
+entered by one task, which also leaves it.
 """
 
 from __future__ import annotations

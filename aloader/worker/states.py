@@ -61,7 +61,7 @@ class Generators:
         self._torch = torch.default_generator
 
     def seed(self, number: int) -> None:
-        """All of them, from a number of 64 bits. (Numpy and torch take 32, and make the same words of the same ones.)"""
+        """All of them, from a number of 64 bits: numpy and torch take 32, and would make the same words of the same."""
         random.seed(number)
         self._numpy.seed(number >> 32)
         self._torch.manual_seed(number)
