@@ -18,7 +18,8 @@ from aloader.channel.arena import Place
 
 class Start(NamedTuple):
     """The first message: who the worker is. `context` is what it takes over from the parent (pickled); `flags` are
-    those that have changed there since the job was written (pickled)."""
+    those that have changed there since the job was written (pickled). `states` are those of the random
+    generators of the worker that it replaces, after the last ticket that was answered."""
 
     dataset: int
     slot: int
@@ -34,6 +35,7 @@ class Start(NamedTuple):
     rank: int = 0
     world_size: int = 1
     flags: bytes = b""
+    states: bytes = b""
 
 
 class Ticket(NamedTuple):

@@ -40,7 +40,7 @@ from aloader.pool.reports import Reports
 from aloader.pool.seats import Seats
 from aloader.pool.starter import Exit, Loaded, Starter
 from aloader.pool.threads import dispose
-from aloader.pool.workers import Arrived, Worker
+from aloader.pool.workers import Arrived, Worker, close_all
 
 
 class Host(Protocol):
@@ -68,13 +68,16 @@ class Crew:
         self._calls: list[Call] = []  # that workers have to make which are started from now on
         self._loaded: Loaded | None = None  # what its workers are started with
         self._flags = b""
+        self._states: dict[
+            int, bytes
+        ] = {}  # of lost workers' generators, by slot: who replaces them goes on from there
         self._by_key: dict[int, Worker] = {}  # also those that are ending
         self.when_gone: Callable[[], object] | None = None  # called when a process has gone
         self._watcher: Watcher | None = None
         self._links = select.poll()
         self._by_link: dict[int, Worker] = {}  # those that are watched, by their links' descriptors
         self._reports = Reports(host.read_reports)
-        weakref.finalize(self, _close_all, self._by_key)
+        weakref.finalize(self, close_all, self._by_key)
 
     # -- starting and ending ---------------------------------------------------------------------------------------
 
@@ -106,7 +109,8 @@ class Crew:
             raise
         worker = Worker(slot, generation, self._host.new_key(self), Link(mine), page)
         self.workers[slot] = self.latest[slot] = self._by_key[worker.key] = worker
-        worker.link.send(Start(slot=slot, generation=generation, flags=self._flags, **self.who._asdict()))
+        worker.states, who = self._states.pop(slot, b""), self.who._asdict()
+        worker.link.send(Start(slot=slot, generation=generation, flags=self._flags, states=worker.states, **who))
         for call in self._calls:
             worker.link.send(call)
         self._host.starter.start(self._loaded, worker.key, theirs, status)
@@ -264,6 +268,8 @@ class Crew:
 
     def _on_message(self, worker: Worker, message: Message) -> None:
         listener = self.listener
+        if isinstance(message, Batch | Failure | RanDry):
+            worker.answered = message.epoch, message.seq
         match message:
             case NewSegment(number, nbytes, fd):
                 worker.mappings.add(number, nbytes, fd)
@@ -303,6 +309,7 @@ class Crew:
         if worker.ending:
             return
         self.read(worker, everything=True)  # the report may overtake its last words
+        self._states[worker.slot] = worker.noted
         if self.workers.get(worker.slot) is worker:
             del self.workers[worker.slot]
         if self.listener is not None:
@@ -340,10 +347,3 @@ class Crew:
         for worker in self.workers.values():
             worker.link.send(EpochOver(self.who.dataset, epoch))
         self.flush()
-
-
-def _close_all(workers: dict[int, Worker]) -> None:
-    """The crew has been dropped, or the program ends: nothing is said to the workers, the starter ends them."""
-    for worker in workers.values():
-        worker.link.close()
-        worker.mappings.close()

@@ -46,7 +46,7 @@ from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, fetch_inline
 from aloader.worker.generators import COLLATE, Seeding, nobodys, unseeded
 from aloader.worker.hints import hint
-from aloader.worker.states import Generators
+from aloader.worker.states import Generators, State, Watch
 from aloader.worker.stream import Dry, Stream
 
 
@@ -86,6 +86,7 @@ class Bench:
         self._by_default = False
         self._calls = Calls()
         self._generators = Generators()
+        self._watch = Watch(self._generators)
         self._collate: Callable[[Any], Any]
 
     @property
@@ -99,6 +100,19 @@ class Bench:
         self._job = job
         self._by_default = job.collate_fn is collate.default_collate
         self._collate = collating(job.collate_fn)
+
+    def begin_from(self, states: bytes) -> None:
+        """Go on where the worker was that this one replaces, if it has drawn anything."""
+        if states:
+            self._generators.put(State.unpacked(states))
+
+    def note(self, ticket: Ticket) -> None:
+        """Note the generators' states, for whoever replaces this worker; before the ticket is answered. Nothing to note
+        if nobody has drawn since the last time, or if samples have generators of their own."""
+        if ticket.key is None and not self.start.iterable:
+            states = self._watch.changed()
+            if states is not None:
+                self.page.note(ticket.epoch, ticket.seq, states.packed())
 
     # -- messages --------------------------------------------------------------------------------------------------
 

@@ -29,11 +29,11 @@ from aloader.worker.fetch import (
     fetch_inline,
     has_awaitables,
     is_async,
-    is_coroutine_function,
+    purpose_of_awaited,
     reads_async,
     seeded,
 )
-from aloader.worker.generators import AWAITED, COLLATE, SAMPLE, TOGETHER_AWAITED, Seeding, driven, kept, unseeded
+from aloader.worker.generators import AWAITED, COLLATE, TOGETHER_AWAITED, Seeding, driven, kept, unseeded
 from aloader.worker.local import presentable
 from aloader.worker.states import Generators
 from aloader.worker.stream import Dry, Stream
@@ -172,7 +172,7 @@ class Epoch:
             with self._inside(slot, seeding):
                 samples = fetch_inline(job.dataset, ticket.indices, batched, [0], seeding)
         if has_awaitables(samples):
-            purpose = SAMPLE if is_coroutine_function(job.dataset) and not self.plan.iterable else AWAITED
+            purpose = AWAITED if self.plan.iterable else purpose_of_awaited(job.dataset, batched)
             waiting = _await_in_turn(samples, batched, seeding, purpose)
             samples = await self.team.run(driven(self._inside(slot, seeding), waiting))
         with self._inside(slot, seeding):

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import ChainDataset, ConcatDataset, IterableDataset, StackDataset, Subset
 
-from aloader.worker.generators import AWAITED, TOGETHER, TOGETHER_AWAITED, Own, Seeding, driven
+from aloader.worker.generators import AWAITED, SAMPLE, TOGETHER, TOGETHER_AWAITED, Own, Seeding, driven
 
 
 class Note(Protocol):
@@ -104,6 +104,11 @@ def fetches_together(dataset: Any, seeded: bool = False) -> bool:
         return False
     by_torch = getattr(type(dataset), "__getitems__", None) in (Subset.__getitems__, StackDataset.__getitems__)
     return not (seeded and by_torch) or any(fetches_together(inner, seeded) for inner in _inside(dataset))
+
+
+def purpose_of_awaited(dataset: Any, batched: bool) -> str:
+    """What the generators are for of an awaitable that was returned: a sample's, or beside those of the call's."""
+    return SAMPLE if is_coroutine_function(dataset) and not (batched and fetches_together(dataset, True)) else AWAITED
 
 
 def _inside(dataset: Any) -> list[Any]:

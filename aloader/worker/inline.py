@@ -63,10 +63,12 @@ def _work(bench: Bench, ticket: Ticket) -> None:
             bench, ticket, collated.missing + need
         ):
             return
+        bench.note(ticket)
         bench.send(ticket, collated, clock)
     except TurnsAsync:
         raise
     except BaseException as error:
+        bench.note(ticket)
         bench.fail(ticket, error)
 
 

@@ -19,7 +19,7 @@ import torch
 
 _WORDS: Final = 625
 _PACKED: Final = struct.Struct(f"={_WORDS}I")
-_DEVIATES: Final = struct.Struct("<?d?d")  # whether Python keeps one, and it; the same of numpy
+_HEADER: Final = struct.Struct("<?d?dq")  # whether Python keeps a deviate, and it; the same of numpy; numpy's length
 
 
 class State(NamedTuple):
@@ -34,21 +34,16 @@ class State(NamedTuple):
     def packed(self) -> bytes:
         """As bytes, for another process."""
         kept = (x for one in (self.python_deviate, self.numpy_deviate) for x in (one is not None, one or 0.0))
-        return b"".join((_DEVIATES.pack(*kept), self.python, self.numpy, self.torch.numpy().tobytes()))
+        return b"".join((_HEADER.pack(*kept, len(self.numpy)), self.python, self.numpy, self.torch.numpy().tobytes()))
 
     @classmethod
     def unpacked(cls, packed: bytes) -> State:
         """Out of bytes."""
-        has_python, of_python, has_numpy, of_numpy = _DEVIATES.unpack_from(packed)
-        python, numpy = _DEVIATES.size, _DEVIATES.size + _PACKED.size
-        state = torch.frombuffer(bytearray(packed[numpy + _PACKED.size :]), dtype=torch.uint8)
-        return cls(
-            packed[python:numpy],
-            of_python if has_python else None,
-            packed[numpy : numpy + _PACKED.size],
-            of_numpy if has_numpy else None,
-            state,
-        )
+        has_python, of_python, has_numpy, of_numpy, length = _HEADER.unpack_from(packed)
+        python, numpy = packed[_HEADER.size :][: _PACKED.size], packed[_HEADER.size + _PACKED.size :][:length]
+        of_torch = bytearray(packed[_HEADER.size + _PACKED.size + length :])
+        state = torch.frombuffer(of_torch, dtype=torch.uint8)
+        return cls(python, of_python if has_python else None, numpy, of_numpy if has_numpy else None, state)
 
 
 class Generators:
@@ -148,45 +143,56 @@ def _memory_of(generator: random.Random) -> memoryview | None:
 
 class _Numpy:
     """Whether numpy keeps a deviate is not told in less than 43 µs. But asked for a normal deviate, it gives the one
-    that it keeps, and its words stay as they are."""
+    that it keeps, and its words stay as they are.
+
+    Where the user has given it a bit generator of another kind (`np.random.set_bit_generator`), it cannot be seeded,
+    and says so; its states are nothing.
+    """
 
     def __init__(self) -> None:
         self._state = np.random.mtrand._rand
-        self._bits = self._state._bit_generator
-        self._memory = _memory_at(self._bits.ctypes.state_address)
+        self._bits: Any = None
+        self._words: memoryview | None = None
         self._set_to: bytes | None = None  # the words that it was set to, with no deviate kept
+
+    @property
+    def _memory(self) -> memoryview | None:
+        bits = self._state._bit_generator
+        if bits is not self._bits:
+            self._bits, self._words, self._set_to = bits, None, None
+            if type(bits) is np.random.MT19937:
+                address = bits.ctypes.state_address
+                self._words = memoryview((ctypes.c_char * _PACKED.size).from_address(address)).cast("B")
+        return self._words
 
     def seed(self, number: int) -> None:
         self._state.seed(number)
-        if self._bits is not self._state._bit_generator:  # the user has set another
-            self._bits = self._state._bit_generator
-            self._memory = _memory_at(self._bits.ctypes.state_address)
-        self._set_to = bytes(self._memory)
+        self._set_to = self.words()
 
     def doubt(self) -> None:
         """Others may have set it since."""
         self._set_to = None
 
+    def words(self) -> bytes:
+        memory = self._memory
+        return b"" if memory is None else bytes(memory)
+
     def take(self) -> tuple[bytes, float | None]:
-        words = bytes(self._memory)
-        if words == self._set_to:
+        words = self.words()
+        if not words or words == self._set_to:
             return words, None
         deviate = self._state.standard_normal()
-        return words, deviate if bytes(self._memory) == words else None
+        return words, deviate if self.words() == words else None
 
     def set(self, words: bytes, deviate: float | None) -> None:
+        memory = self._memory
+        if not words or memory is None:
+            return
         if deviate is None:
             self._state.seed(0)  # lets go of a deviate
-            self._memory[:] = words
+            memory[:] = words
             self._set_to = words
         else:
             key = np.frombuffer(words, np.uint32)
             self._state.set_state(("MT19937", key[:-1], int(key[-1]), 1, deviate))
             self._set_to = None
-
-    def words(self) -> bytes:
-        return bytes(self._memory)
-
-
-def _memory_at(address: int) -> memoryview:
-    return memoryview((ctypes.c_char * _PACKED.size).from_address(address)).cast("B")
