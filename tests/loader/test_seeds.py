@@ -14,7 +14,9 @@ from torch.utils.data import StackDataset, Subset
 
 import aloader
 from aloader import DataLoader
+from aloader.datasets import ObjectDataset
 from aloader.sampling.keys import epoch_key, sample_key
+from aloader.storage import MemoryStore
 
 from . import draws
 from .draws import AsyncDrawing, AsyncReading, AsyncTogether, Drawing, Reading, Together, Turning, collate, left_alone
@@ -187,6 +189,18 @@ def test_threads_have_sample_rng():
 def test_tasks_and_threads_of_a_sample_have_its_rng():
     expected = epochs(AsyncFromRng(N), num_workers=0)
     assert epochs(AsyncFromRng(N), "async for", num_workers=2) == expected
+
+
+@pytest.mark.slow
+def test_a_transform_of_our_own_datasets_draws_for_its_sample():
+    store = MemoryStore({f"{n}": b"%d" % n for n in range(N)})
+
+    def transform(data: bytes) -> Any:
+        return data, draws.with_rng()
+
+    dataset = ObjectDataset(store, [f"{n}" for n in range(N)], bytes, transform, decode_threads=2)
+    expected = epochs(dataset, num_workers=0)
+    assert epochs(dataset, "async for", num_workers=2) == expected
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
