@@ -251,4 +251,5 @@ def _end_crews(crews: weakref.WeakSet[Crew]) -> None:
 
 
 def _local_crew(loader: Settings) -> LocalCrew:
-    return LocalCrew(who_of(loader, 0, b""), loader.dataset, stray.unguarded(loader.collate_fn))
+    collate_fn, seeded = stray.unguarded(loader.collate_fn), loader.seed is not None
+    return LocalCrew(who_of(loader, 0, b""), loader.dataset, collate_fn, seeded=seeded)

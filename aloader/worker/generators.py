@@ -174,12 +174,6 @@ class Seeding:
         """What the sample at a position is known by."""
         return self.names[position] if position < len(self.names) else (*self.names[:1], position)
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Inside it, generators may be seeded; afterwards the process's are as they were."""
-        with kept(self._generators):
-            yield
-
 
 @contextmanager
 def kept(generators: Generators | None) -> Iterator[None]:

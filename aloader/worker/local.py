@@ -2,8 +2,8 @@
 
 For an async dataset, on the user's own loop with full look-ahead: a `LocalCrew` stands in for worker processes and says
 the same things to an epoch as they do, so order, window, memory and errors are decided in the same place. Collating
-runs in one helper thread, unless it is the user's own, which may draw random numbers. The dataset's `async with` is
-entered by one task, which also leaves it.
+runs in one helper thread: on the loop with `seed=`, if it is the user's own, which may draw random numbers, and the
+global generators are the program's meanwhile. The dataset's `async with` is entered by one task, which also leaves it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from typing import Any
 
 from torch.utils.data import default_collate, default_convert
@@ -99,13 +99,13 @@ class Told:
 class LocalCrew:
     """See the top of this file. Made for a loader; works on one loop at a time."""
 
-    def __init__(self, who: Who, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
+    def __init__(self, who: Who, dataset: Any, collate_fn: Callable[[Any], Any], *, seeded: bool = False) -> None:
         self.who = who
         self.workers = {0: LocalWorker(self)}
         self.when_gone: Callable[[], object] | None = None
         self._dataset = dataset
         self._collate_fn = collating(collate_fn)
-        self._draws = collate_fn not in (default_collate, default_convert)  # or it may
+        self._collates_here = seeded and collate_fn not in (default_collate, default_convert)
         self._generators = Generators(shared=True)
         self._listeners: dict[int, tuple[Listener, Callable[[], None]]] = {}  # epochs under way, and what wakes each
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -292,19 +292,22 @@ class LocalCrew:
         if nbytes > ticket.allowance:
             await self._memory(ticket, nbytes)
         fetched = time.perf_counter()
-        if seeding is not None and self._draws:
-            with seeding.all(COLLATE):  # what is drawn in a thread would be drawn by the user's program, too
-                batch, error = self._collated(samples)
+        if seeding is None:
+            batch, error = await self._loop.run_in_executor(self._thread, self._collated, samples, nullcontext())
+        elif self._collates_here:
+            batch, error = self._collated(samples, seeding.all(COLLATE))
         else:
-            batch, error = await self._loop.run_in_executor(self._thread, self._collated, samples)
+            own = seeding.without_generators().all(COLLATE)
+            batch, error = await self._loop.run_in_executor(self._thread, self._collated, samples, own)
         if error is not None:
             raise error
         return batch, nbytes, (fetched - began, time.perf_counter() - fetched)
 
-    def _collated(self, samples: Any) -> tuple[Any, BaseException | None]:
+    def _collated(self, samples: Any, own: AbstractContextManager[Any]) -> tuple[Any, BaseException | None]:
         """Not raised there: a future cannot hold `StopIteration`, and whoever waits for it would wait for ever."""
         try:
-            return self._collate_fn(samples), None
+            with own:
+                return self._collate_fn(samples), None
         except BaseException as error:
             return None, error
 

@@ -148,7 +148,7 @@ def test_the_generators_are_seeded_from_the_samples_number():
 def test_an_async_dataset_without_a_seed_follows_torchs(monkeypatch):
     def loaded(workers: int, seed: int) -> Any:
         torch.manual_seed(seed)
-        with DataLoader(AsyncDrawing(N), 4, num_workers=workers, collate_fn=collate) as loader:
+        with DataLoader(AsyncDrawing(N), 4, num_workers=workers, collate_fn=as_list) as loader:
             return [list(loader) for _ in range(2)]
 
     expected = loaded(2, 5)
@@ -156,6 +156,20 @@ def test_an_async_dataset_without_a_seed_follows_torchs(monkeypatch):
     assert loaded(0, 6) != expected
     monkeypatch.setenv("ALOADER_DEBUG", "1")
     assert loaded(2, 5) == expected
+
+
+def of_the_batch(samples: Any) -> Any:
+    return float(aloader.sample_rng().random())
+
+
+@pytest.mark.slow
+def test_a_batchs_rng_without_a_seed_follows_torchs_too():
+    def loaded(workers: int) -> Any:
+        torch.manual_seed(5)
+        with DataLoader(AsyncDrawing(N), 4, num_workers=workers, collate_fn=of_the_batch) as loader:
+            return list(loader)
+
+    assert loaded(0) == loaded(1)
 
 
 class FromRng(Numbers):
