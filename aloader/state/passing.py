@@ -13,7 +13,7 @@ from aloader.sampling.late import LateSource
 from aloader.sampling.passes import samplers_in
 from aloader.sampling.progress import Progress
 from aloader.sampling.remaining import RemainingSource
-from aloader.settings import Settings, begin_sampling, source_for, workers_of
+from aloader.settings import Settings, begin_sampling, key_of, source_for, workers_of
 from aloader.state.writing import numbers_beyond, resume_of
 
 
@@ -23,6 +23,7 @@ class Pass:
 
     epoch: int
     seed: int  #: torch's base seed of its workers
+    key: int | None  #: what the samples' own generators are made from
     source: Any
     record: Record
     first_slot: int = 0
@@ -47,7 +48,7 @@ def fresh(loader: Settings, epoch: int, kept: Who | None, before: Record | None)
     record = _record(loader, Progress(), count, [])
     if before is not None and len(before.shares) == len(record.shares):
         _carry(before, record, in_workers=kept is not None, here=not loader.num_workers)
-    return Pass(epoch, seed, source, record)
+    return Pass(epoch, seed, key_of(loader, seed, epoch), source, record)
 
 
 def _carry(before: Record, record: Record, *, in_workers: bool, here: bool) -> None:
@@ -77,7 +78,7 @@ def resumed(loader: Settings, state: dict[str, Any]) -> Pass:
     if seed is None:
         _, seed = begin_sampling(loader)  # it follows from the loader's own
     turn = state.get("next_worker", low) % count
-    return Pass(epoch, seed, source, record, turn, resumed=True, resumes=resumes)
+    return Pass(epoch, seed, key_of(loader, seed, epoch), source, record, turn, resumed=True, resumes=resumes)
 
 
 def _draws_ahead(loader: Settings) -> bool:
