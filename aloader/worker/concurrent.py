@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any
@@ -199,8 +200,10 @@ class _Rest:
     def __getitems__(self, indices: Any) -> Any:
         return self._fetched
 
-    async def fetch(self, indices: Any, note: Note, seeding: Seeding | None) -> Any:
-        """As a fetcher."""
+    async def fetch(
+        self, indices: Any, note: Note, seeding: Seeding | None, marked: Callable[[bytes | None], None]
+    ) -> Any:
+        """As a fetcher. (What the dataset says of itself was noted when the inline server had it.)"""
         if self._batched:
             return await self._fetcher.fetch(indices, note, seeding)
         return await self._fetcher.awaited(self._fetched, False, note, seeding)
