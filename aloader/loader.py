@@ -27,6 +27,7 @@ from aloader.sampling.passes import Passes
 from aloader.sampling.source import tickets_of
 from aloader.settings import key_of
 from aloader.state.journal import Journal
+from aloader.state.resumable import Resumable
 from aloader.stats import LoaderStats
 from aloader.worker import calls, debug, stray
 from aloader.worker.fetch import is_async, is_iterable
@@ -45,7 +46,7 @@ class _ReadFromTheFront(IterableDataset[Any]):
         raise NotImplementedError
 
 
-class DataLoader(TorchDataLoader[T_co]):
+class DataLoader(Resumable, TorchDataLoader[T_co]):
     """Batches of a dataset, with `async for` or `for`. Every argument of torch's loader, with its meaning; and:
 
     concurrency: samples in flight of the whole loader, shared out to its workers, for a dataset with
@@ -246,33 +247,6 @@ class DataLoader(TorchDataLoader[T_co]):
     def __len__(self) -> int:
         """Batches of an epoch, in this rank; of an iterable dataset, what its length promises."""
         return super().__len__() if self.is_iterable else tickets_of(self._index_sampler)
-
-    # -- where it is -----------------------------------------------------------------------------------------------
-
-    @property
-    def epoch(self) -> int:
-        """The number of the epoch that the next batch belongs to, from 0: `set_epoch` sets it, each pass counts on."""
-        return self._journal.epoch
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the loader is: behind the last batch that it gave, in a small dict that JSON can hold (`state.writing`
-        has its keys). Before an epoch's first batch, and after its last, it is the beginning of the next one.
-
-        Callable at any moment, also while somebody waits for a batch; costs a fraction of a millisecond, and nothing
-        per batch. For a dataset with indices it is the same whatever the number of workers, and on every rank; see
-        docs/howto/resume.md for samplers and datasets that have a state of their own. Raises what those raise, and
-        TypeError for a state of theirs that JSON cannot hold.
-        """
-        return self._journal.state(self, None if self._runtime is None else self._runtime.kept(self))
-
-    def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
-        """Go on behind the batch that a state was taken after, with the next `for` or `async for`; {} takes that back.
-
-        Any number of workers; any number of ranks, where the loader (or `aloader.sampling`) shares the data out among
-        them. Raises ValueError where the state is of another dataset, sampler or batch size, and says what differs;
-        `strict=False` takes it all the same.
-        """
-        self._journal.load(self, state_dict, strict=strict)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
