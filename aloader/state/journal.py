@@ -10,9 +10,9 @@ from typing import Any
 from aloader.channel.marks import Mark, Resume, unpack_mark
 from aloader.channel.roles import Who
 from aloader.sampling.passes import tell_epoch
-from aloader.settings import Settings, source_for
+from aloader.settings import Settings
 from aloader.state.fit import check, fingerprint
-from aloader.state.passing import Pass, fresh, is_by_epoch, resumed
+from aloader.state.passing import Pass, fresh, from_the_front, is_by_epoch, resumed
 from aloader.state.writing import points, worker_state, written
 
 
@@ -75,7 +75,7 @@ class Journal:
         if fixed is not None:
             fixed.epoch, self.next_epoch = epoch, epoch + 1
             if by_epoch:
-                fixed.source = source_for(loader, loader._passes.begin(loader._index_sampler))
+                fixed.source = from_the_front(loader, loader._passes.begin(loader._index_sampler))
 
     def state(self, loader: Settings, kept: Who | None) -> dict[str, Any]:
         """The state behind the last batch that the user was given; before an epoch's first one, that epoch's."""

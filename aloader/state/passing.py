@@ -42,16 +42,20 @@ def fresh(loader: Settings, epoch: int, kept: Who | None) -> Pass:
     if loader.num_workers > 0:
         indices = loader._passes.begin(loader._index_sampler)
     count = kept.num_workers if kept is not None else max(1, workers_of(loader))
+    return Pass(epoch, seed, from_the_front(loader, indices), _record(loader, Progress(), count, []))
+
+
+def from_the_front(loader: Settings, indices: Any) -> Any:
+    """What a pass is drawn from; `indices` is a fresh iterator of the sampler's."""
     make = partial(source_for, loader, indices)
-    source = make() if _draws_ahead(loader) else LateSource(make)
-    return Pass(epoch, seed, source, _record(loader, Progress(), count, []))
+    return make() if _draws_ahead(loader) else LateSource(make)
 
 
 def resumed(loader: Settings, state: dict[str, Any]) -> Pass:
     """A pass that goes on from a state. Nothing is drawn from anybody's generators."""
     epoch, sampler, seed = state["epoch"], state["sampler"], state["base_seed"]
     tell_own(loader, epoch)
-    source = source_for(loader, None if sampler else loader._passes.begin(loader._index_sampler), sampler or None)
+    source = source_for(loader, loader._passes.begin(loader._index_sampler), sampler or None)
     beyond = numbers_beyond(state)
     if beyond and not loader.is_iterable:
         source = RemainingSource(source, beyond)
