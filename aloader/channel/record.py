@@ -8,17 +8,18 @@ left off; of an iterable dataset also by their number within their worker's shar
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from aloader.channel.marks import Mark, Resume, unpack_mark
 from aloader.sampling.progress import Progress
 
 
 class Share:
-    """One worker's tickets, numbered as it gets them, and the newest mark that says nothing of what was not given."""
+    """One worker's tickets, numbered as it gets them, and the newest mark that says nothing of what was not given.
+    `carried`: what its dataset, which lives on, said behind the pass before."""
 
-    def __init__(self, resume: Resume | None = None) -> None:
+    def __init__(self, resume: Resume | None = None, carried: Mark | bytes | None = None) -> None:
         resume = resume or Resume(None)
+        self._carried = carried
         self.progress = Progress(resume.low, resume.beyond)
         self.end: bytes | None = None  # what the dataset said when there was nothing left
         self._mark: Mark | bytes | None = resume.mark
@@ -48,14 +49,21 @@ class Share:
 
     def resume(self) -> Resume:
         """Where another worker would go on. Raises what the dataset raised when it was asked."""
-        mark = unpack_mark(self._mark) if isinstance(self._mark, bytes) else self._mark
+        mark = _unpacked(self._mark)
+        before = _unpacked(self._carried) if mark is None else None
+        if before is not None:
+            mark = Mark(before.dataset)
         return Resume(mark, self._marked, self.progress.low, tuple(sorted(self.progress.beyond)))
 
-    def carried(self) -> Resume:
-        """What a worker that is kept takes along into the next epoch."""
-        end = self.end if self.end is not None else self._mark
-        mark = unpack_mark(end) if isinstance(end, bytes) else end
-        return Resume(None if mark is None else Mark(mark.dataset))
+    @property
+    def carries(self) -> Mark | bytes | None:
+        """What a dataset that lives on takes along into the next pass."""
+        said = self.end if self.end is not None else self._mark
+        return said if said is not None else self._carried
+
+
+def _unpacked(mark: Mark | bytes | None) -> Mark | None:
+    return unpack_mark(mark) if isinstance(mark, bytes) else mark
 
 
 class Record:
@@ -107,6 +115,10 @@ class Record:
         if self.shares and mark is not None:
             self.shares[slot].end = mark
 
-    def points(self) -> list[Any]:
-        """Where each worker would go on."""
+    def points(self) -> list[Resume]:
+        """Where each worker would go on. Raises what their datasets raised when they were asked."""
         return [share.resume() for share in self.shares]
+
+    def carries(self) -> list[Mark | bytes | None]:
+        """What datasets that live on take along into the next pass."""
+        return [share.carries for share in self.shares] if self.now is None else [self.now()]

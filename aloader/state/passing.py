@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
-from aloader.channel.marks import Resume, is_stateful
+from aloader.channel.marks import Mark, Resume, is_stateful
 from aloader.channel.record import Record, Share
 from aloader.channel.roles import Who
 from aloader.sampling.late import LateSource
@@ -28,11 +30,11 @@ class Pass:
     first_slot: int = 0
     resumed: bool = False  #: it goes on where another left off: workers that are kept know nothing of that
     resumes: list[Resume] = field(default_factory=list)  #: of each worker, where `resumed`
-    carried: list[Resume] = field(default_factory=list)  #: what the workers have taken along from the pass before
 
 
-def fresh(loader: Settings, epoch: int, kept: Who | None) -> Pass:
-    """A pass from the front. `kept` are the workers that are kept, if any: they have their seed.
+def fresh(loader: Settings, epoch: int, kept: Who | None, before: Pass | None = None) -> Pass:
+    """A pass from the front. `kept` are the workers that are kept, if any: they have their seed. `before` is the pass
+    before it: what datasets that live on, in kept workers or in this process, take along from that.
 
     Torch asks its sampler for an iterator twice where it starts workers; and where it has none, what a sampler draws at
     random is drawn with the first batch.
@@ -42,7 +44,9 @@ def fresh(loader: Settings, epoch: int, kept: Who | None) -> Pass:
     if loader.num_workers > 0:
         indices = loader._passes.begin(loader._index_sampler)
     count = kept.num_workers if kept is not None else max(1, workers_of(loader))
-    return Pass(epoch, seed, from_the_front(loader, indices), _record(loader, Progress(), count, []))
+    lives_on = before is not None and (kept is not None or loader.num_workers == 0)
+    carried = before.record.carries() if before is not None and lives_on else []
+    return Pass(epoch, seed, from_the_front(loader, indices), _record(loader, Progress(), count, carried=carried))
 
 
 def from_the_front(loader: Settings, indices: Any) -> Any:
@@ -81,12 +85,18 @@ def _same(source: Any) -> Any:
     return source
 
 
-def _record(loader: Settings, progress: Progress, count: int, resumes: list[Resume]) -> Record:
+def _record(
+    loader: Settings,
+    progress: Progress,
+    count: int,
+    resumes: Sequence[Resume] = (),
+    carried: Sequence[Mark | bytes | None] = (),
+) -> Record:
     """What is noted of a pass: by worker, where it matters which of them had what."""
     if not loader.is_iterable and not is_stateful(loader.dataset):
         return Record(progress)
-    shares = [Share(resumes[slot] if resumes else None) for slot in range(count)]
-    return Record(progress, shares, numbered=loader.is_iterable)
+    of_each = zip_longest(range(count), resumes[:count], carried[:count])
+    return Record(progress, [Share(resume, before) for _, resume, before in of_each], numbered=loader.is_iterable)
 
 
 def tell_own(loader: Settings, epoch: int) -> None:
