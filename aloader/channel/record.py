@@ -14,10 +14,12 @@ from aloader.sampling.progress import Progress
 
 
 class Share:
-    """One worker's tickets, numbered as it gets them, and the newest mark that says nothing of what was not given."""
+    """One worker's tickets, numbered as it gets them, and the newest mark that says nothing of what was not given.
+    `carried`: what its dataset, which lives on, said behind the pass before."""
 
-    def __init__(self, resume: Resume | None = None) -> None:
+    def __init__(self, resume: Resume | None = None, carried: Mark | bytes | None = None) -> None:
         resume = resume or Resume(None)
+        self._carried = carried
         self.progress = Progress(resume.low, resume.beyond)
         self.end: bytes | None = None  # what the dataset said when there was nothing left
         self._mark: Mark | bytes | None = resume.mark
@@ -47,16 +49,21 @@ class Share:
 
     def resume(self) -> Resume:
         """Where another worker would go on. Raises what the dataset raised when it was asked."""
-        mark = unpack_mark(self._mark) if isinstance(self._mark, bytes) else self._mark
-        if mark is not None and not self._marked:
-            mark = Mark(mark.dataset)  # from the epoch before: the dataset has lived on, its iterator has not
+        mark = _unpacked(self._mark)
+        before = _unpacked(self._carried) if mark is None else None
+        if before is not None:
+            mark = Mark(before.dataset)
         return Resume(mark, self._marked, self.progress.low, tuple(sorted(self.progress.beyond)))
 
-    def successor(self) -> Share:
-        """The same worker's in the next epoch, where it is kept."""
-        share = Share()
-        share._mark = self.end if self.end is not None else self._mark
-        return share
+    @property
+    def carries(self) -> Mark | bytes | None:
+        """What a dataset that lives on takes along into the next pass."""
+        said = self.end if self.end is not None else self._mark
+        return said if said is not None else self._carried
+
+
+def _unpacked(mark: Mark | bytes | None) -> Mark | None:
+    return unpack_mark(mark) if isinstance(mark, bytes) else mark
 
 
 class Record:
@@ -69,7 +76,6 @@ class Record:
         self.shares = shares or []
         self.first = self.progress.low  # the number of the first ticket of this program's
         self.ended = False
-        self.begun = True  # whether `now` speaks of this epoch
         self.last_slot: int | None = None
         self.now: Callable[[], bytes | None] | None = None  # asks the dataset itself, where nobody reads ahead
         self._numbered = numbered  # within shares
@@ -110,10 +116,9 @@ class Record:
             self.shares[slot].end = mark
 
     def points(self) -> list[Resume]:
-        """Where each worker would go on; where nobody reads ahead, the dataset is asked now."""
-        found = [share.resume() for share in self.shares]
-        packed = self.now() if self.now is not None and found else None
-        if packed is not None:
-            low, mark = found[0].low, unpack_mark(packed)
-            found[0] = Resume(mark if self.begun else Mark(mark.dataset), low, low)
-        return found
+        """Where each worker would go on. Raises what their datasets raised when they were asked."""
+        return [share.resume() for share in self.shares]
+
+    def carries(self) -> list[Mark | bytes | None]:
+        """What datasets that live on take along into the next pass."""
+        return [share.carries for share in self.shares] if self.now is None else [self.now()]

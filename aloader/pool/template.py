@@ -81,6 +81,7 @@ class TemplateStarter:
         self._stages: list[_Stage] = []  # the present job's last; earlier ones until their workers have gone
         self._burials: list[threading.Thread] = []  # they wait for templates that have been given up
         self._owners: dict[int, socket.socket] = {}  # key → control socket of the stage that it was forked from
+        self._unforked: list[Exit] = []  # workers that were ended before their job was loaded, to be reported yet
         self._lock = threading.Lock()  # `open` and `load` may run in a thread while the loader is closed
         self._closed = False
 
@@ -158,6 +159,7 @@ class TemplateStarter:
             for waiting in [w for w in stage.waiting if w[0] == key]:
                 stage.waiting.remove(waiting)
                 stage.drop(waiting)
+                self._unforked.append(Exit(key, 0, 0, 0))
                 return
         owner = self._owners.get(key)
         if owner is not None:
@@ -171,7 +173,7 @@ class TemplateStarter:
 
     def reports(self) -> list[Exit]:
         """The workers that have gone since the last call."""
-        exits: list[Exit] = []
+        exits, self._unforked = self._unforked, []
         for stage in list(self._stages):
             if stage.end is not None and not self._read(stage.end, exits, stage):
                 self._stage_gone(stage, exits)

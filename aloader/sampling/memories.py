@@ -8,6 +8,7 @@ replayed is what lies between two times that somebody asked, and what was drawn 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -39,8 +40,8 @@ class Memory(Protocol):
     def begin(self, iterator: Iterator[Any]) -> Iterator[Any]:
         """Just before the first draw: note what the pass depends on. The iterator to draw from."""
 
-    def mark(self, tickets: int, samples: int) -> None:
-        """So many tickets have been drawn, and it is a good moment to note something."""
+    def mark(self, tickets: int, samples: int, *, ended: bool) -> None:
+        """So many tickets have been drawn, and it is a good moment to note something. `ended`: those were all."""
 
     def state(self, batches: int) -> tuple[Place, dict[str, Any]]:
         """Where to begin to go on after so many tickets, and what must be as it was there."""
@@ -79,7 +80,7 @@ class Plain:
         self._epoch = _epoch_of(self._sampler)
         return iterator
 
-    def mark(self, tickets: int, samples: int) -> None:
+    def mark(self, tickets: int, samples: int, *, ended: bool) -> None:
         """There is nobody to ask."""
 
     def state(self, batches: int) -> tuple[Place, dict[str, Any]]:
@@ -90,7 +91,8 @@ class Marks:
     """Of a sampler with `state_dict` and `load_state_dict`: what it said at the beginning, and whenever asked later.
 
     It is asked again after the first ticket because one whose `__iter__` is a generator may begin its pass, and forget
-    the last one, only when that is drawn: what it says before is then of the end of the last pass.
+    the last one, only when that is drawn: what it says before is then of the end of the last pass. In the same way,
+    what it says behind the last ticket may be of the beginning of the next pass: then this one draws nothing from it.
     """
 
     kind: ClassVar[str] = "stateful"
@@ -99,7 +101,8 @@ class Marks:
         self._sampler = sampler
         self._where = where
         self._holder = holder
-        self._marks: list[tuple[Place, Any]] = []
+        self._marks: list[tuple[Place, dict[str, Any]]] = []
+        self._over = False  # it goes on with its next pass
 
     def resume(self, state: dict[str, Any], iterator: Iterator[Any]) -> Iterator[Any]:
         if state["kind"] == Plain.kind:  # noted when it had no such methods
@@ -110,29 +113,36 @@ class Marks:
                 f"this state holds what the state_dict() of the {state['holder']} said, and it is the {self._where} "
                 "that has one now: load the state where the sampler is of the same kind"
             )
-        self._marks = [(Place(state["tickets"], state["samples"]), state["state"])]
+        self._over = state["ended"]
+        said = {"state": state["state"], "ended": self._over}
+        self._marks = [(Place(state["tickets"], state["samples"]), said)]
+        if self._over and self._where == "iterator":
+            return iter(())  # with which its state was gone, too
         self._holder.load_state_dict(jsonable.decode(state["state"]))
-        return iter(self._sampler) if self._where == "sampler" else iterator
+        return iter(self._sampler) if self._where == "sampler" and not self._over else iterator
 
     def begin(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        if self._over:
+            return iter(())
         if self._where == "inner":  # so that it has begun its pass when it is asked; torch begins it at the first draw
             iterator = iter(with_leaf(self._sampler, iter(self._holder)))
         if not self._marks:
-            self._note(Place())
+            self._note(Place(), ended=False)
         return iterator
 
-    def mark(self, tickets: int, samples: int) -> None:
+    def mark(self, tickets: int, samples: int, *, ended: bool) -> None:
         if tickets > self._marks[-1][0].tickets:
-            self._note(Place(tickets, samples))
+            self._note(Place(tickets, samples), ended=ended)
 
     def state(self, batches: int) -> tuple[Place, dict[str, Any]]:
         while len(self._marks) > 1 and self._marks[1][0].tickets <= batches:
             del self._marks[0]
         place, said = self._marks[0]
-        return place._replace(skip=batches - place.tickets), {"holder": self._where, "state": said}
+        return place._replace(skip=batches - place.tickets), {"holder": self._where, **said}
 
-    def _note(self, place: Place) -> None:
-        self._marks.append((place, jsonable.encode(self._holder.state_dict(), "the sampler's state_dict()")))
+    def _note(self, place: Place, *, ended: bool) -> None:
+        said = jsonable.encode(self._holder.state_dict(), "the sampler's state_dict()")
+        self._marks.append((place, {"state": said, "ended": ended}))
 
 
 class Seed:
@@ -154,7 +164,7 @@ class Seed:
             self._seed = int(torch.empty((), dtype=torch.int64).random_().item())  # as its first `next` does
         return _drawing_from(torch.Generator().manual_seed(self._seed), self._sampler)
 
-    def mark(self, tickets: int, samples: int) -> None:
+    def mark(self, tickets: int, samples: int, *, ended: bool) -> None:
         """The seed says it all."""
 
     def state(self, batches: int) -> tuple[Place, dict[str, Any]]:
@@ -180,12 +190,12 @@ class Drawing:
         if not self._note:
             self._note = generators.noted(self._generator)
         elif self._generator is None:  # nobody else's random numbers change because a pass is taken up
-            return _drawing_from(generators.restored(self._note), self._sampler)
+            return _drawn(_drawing_from(generators.restored(self._note), self._sampler))
         else:
             generators.restored(self._note, self._generator)
-        return iterator
+        return _drawn(iterator)
 
-    def mark(self, tickets: int, samples: int) -> None:
+    def mark(self, tickets: int, samples: int, *, ended: bool) -> None:
         """The generator's state says it all."""
 
     def state(self, batches: int) -> tuple[Place, dict[str, Any]]:
@@ -204,6 +214,14 @@ def with_leaf(sampler: Any, leaf: Any) -> Any:
     if type(sampler) is BatchSampler:
         return BatchSampler(with_leaf(sampler.sampler, leaf), sampler.batch_size, sampler.drop_last)
     return leaf
+
+
+def _drawn(iterator: Iterator[Any]) -> Iterator[Any]:
+    """The same, with what it draws at random drawn: whoever draws from its generator after a state was taken, and
+    before the pass begins, does not change what the state says."""
+    for first in iterator:
+        return itertools.chain([first], iterator)
+    return iter(())
 
 
 def _drawing_from(generator: torch.Generator, sampler: Any) -> Iterator[Any]:

@@ -19,24 +19,26 @@ AT_ONCE: Final = 256
 
 
 class SamplerSource:
-    """The tickets that a sampler's iterator gives."""
+    """The tickets that a sampler's iterator gives. `size`: samples of each, where all but the last have as many; None:
+    they are single samples, or the user's own batches."""
 
     def __init__(
         self,
         iterator: Iterator[Any],
-        batched: bool = False,
+        size: int | None = None,
         memory: Memory | None = None,
         place: Place | None = None,
     ) -> None:
         self._watch = iterator if isinstance(iterator, Watched) else None
         self._iterator = iterator if self._watch is None else self._watch.iterator
-        self._batched = batched
+        self._size = size
         self._memory = Plain() if memory is None else memory
         self._tickets, self.drawn, self._skip = Place() if place is None else place  # `drawn` counts samples
         self.first = self._tickets + self._skip
         self.heavy = self._skip > AT_ONCE
         self.exhausted = False
         self._begun = False
+        self._short = False  # the last ticket was, so that the sampler has come to its end
         self._error: Exception | None = None
 
     def prepare(self) -> None:
@@ -59,7 +61,7 @@ class SamplerSource:
         """What goes on after the epoch's first so many tickets. JSON can hold it."""
         self._begin()
         if not self._skip:  # else a thread may be on its way to the place, and nothing new can be noted
-            self._memory.mark(self._tickets, self.drawn)
+            self._memory.mark(self._tickets, self.drawn, ended=self.exhausted or self._short)
         place, note = self._memory.state(batches)
         return {"kind": self._memory.kind, "batches": batches, **place._asdict(), **note}
 
@@ -85,22 +87,23 @@ class SamplerSource:
                 self._watch.ended()
             raise
         self._tickets += 1
-        self.drawn += len(indices) if self._batched else 1
+        self._short = self._size is not None and len(indices) < self._size
+        self.drawn += 1 if self._size is None else len(indices)
         if self._tickets == 1:
-            self._memory.mark(1, self.drawn)
+            self._memory.mark(1, self.drawn, ended=self._short)
         return indices
 
 
 def replayed_source(sampler: Any, iterator: Iterator[Any], state: dict[str, Any] | None) -> SamplerSource:
     """The source for any sampler, from its beginning or from a state on."""
-    batched = type(sampler) is BatchSampler
+    size = sampler.batch_size if type(sampler) is BatchSampler else None
     raw = iterator.iterator if isinstance(iterator, Watched) else iterator
     memory = memory_of(sampler, raw)
     if state is None:
-        return SamplerSource(iterator, batched, memory)
+        return SamplerSource(iterator, size, memory)
     raw = memory.resume(state, raw)
     if isinstance(iterator, Watched):
         iterator.iterator, iterator.resumed = raw, True
     else:
         iterator = raw
-    return SamplerSource(iterator, batched, memory, Place(state["tickets"], state["samples"], state["skip"]))
+    return SamplerSource(iterator, size, memory, Place(state["tickets"], state["samples"], state["skip"]))

@@ -23,7 +23,7 @@ def fingerprint(loader: Settings) -> dict[str, Any]:
         "drop_last": loader.drop_last,
         "sampler": None if loader.is_iterable else type(inner).__name__,
         "fingerprint": _said(loader.dataset),
-        "world_size": loader.ranks.world_size,
+        "world_size": _shared_by(inner) or loader.ranks.world_size,
     }
     if loader.is_iterable:
         data |= {"rank": loader.ranks.rank, "num_workers": max(1, workers_of(loader))}
@@ -59,12 +59,17 @@ def _differs(name: str, mine: dict[str, Any], state: dict[str, Any]) -> bool:
     theirs = state["data"]
     if mine[name] == theirs.get(name):
         return False
-    elastic = "samples" in state["sampler"]  # its position counts samples of all ranks together
+    elastic = "step" in state["sampler"]  # its position counts samples of all ranks together
     if name == "world_size" and mine["kind"] == "map":
-        return elastic and "beyond" in state
+        return not elastic or "beyond" in state
     if name == "batch_size" and elastic and "beyond" not in state:
-        return bool(mine[name] * mine["world_size"] != (theirs.get(name) or 0) * theirs.get("world_size", 0))
+        return _step(mine) != _step(theirs)
     return True
+
+
+def _step(data: dict[str, Any]) -> int:
+    """How many samples all ranks together use up with a batch, or a single sample, each."""
+    return int((data.get("batch_size") or 1) * data.get("world_size", 1))
 
 
 def _difference(name: str, then: Any, now: Any) -> str:
@@ -88,6 +93,12 @@ def _length(dataset: Any) -> int | None:
         return len(dataset)
     except TypeError:
         return None
+
+
+def _shared_by(sampler: Any) -> int | None:
+    """Among how many ranks a sampler shares its order out, in our words or in torch's, if it says so."""
+    world_size = getattr(sampler, "world_size", getattr(sampler, "num_replicas", None))
+    return world_size if type(world_size) is int else None
 
 
 def _said(dataset: Any) -> Any:

@@ -9,10 +9,10 @@ from typing import Any
 
 from aloader.channel.roles import Who
 from aloader.sampling.passes import tell_epoch
-from aloader.settings import Settings, key_of, source_for
+from aloader.settings import Settings, key_of
 from aloader.state.fit import check, fingerprint
-from aloader.state.passing import Pass, fresh, is_by_epoch, resumed
-from aloader.state.writing import worker_state, written
+from aloader.state.passing import Pass, fresh, from_the_front, is_by_epoch, resumed
+from aloader.state.writing import points, worker_state, written
 
 
 class Journal:
@@ -53,7 +53,7 @@ class Journal:
 
     def _fresh(self, loader: Settings, kept: Who | None) -> Pass:
         self.next_epoch += 1
-        return fresh(loader, self.next_epoch - 1, kept, None if self.current is None else self.current.record)
+        return fresh(loader, self.next_epoch - 1, kept, self.current)
 
     def set_epoch(self, loader: Settings, epoch: int) -> None:
         """The next pass is this epoch. Raises ValueError where a state says otherwise."""
@@ -75,7 +75,7 @@ class Journal:
             fixed.epoch, self.next_epoch = epoch, epoch + 1
             fixed.key = key_of(loader, fixed.seed, epoch)
             if by_epoch:
-                fixed.source = source_for(loader, loader._passes.begin(loader._index_sampler))
+                fixed.source = from_the_front(loader, loader._passes.begin(loader._index_sampler))
 
     def state(self, loader: Settings, kept: Who | None) -> dict[str, Any]:
         """The state behind the last batch that the user was given; before an epoch's first one, that epoch's."""
@@ -86,7 +86,7 @@ class Journal:
             one = self._fixed = self._fresh(loader, kept)
         seeds = (None, one.seed) if loader.seed is None else (loader.seed, None)
         state = written(one.record, epoch=one.epoch, seeds=seeds, source=one.source, data=fingerprint(loader))
-        workers = one.record.points()
+        workers = points(one.record)
         if loader.is_iterable or any(point.mark is not None for point in workers):
             state["workers"] = [worker_state(slot, point) for slot, point in enumerate(workers)]
             last = one.record.last_slot

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
-from aloader.channel.marks import Resume, is_stateful
+from aloader.channel.marks import Mark, Resume, is_stateful
 from aloader.channel.record import Record, Share
 from aloader.channel.roles import Who
 from aloader.sampling.late import LateSource
@@ -31,9 +33,9 @@ class Pass:
     resumes: list[Resume] = field(default_factory=list)  #: of each worker, where `resumed`
 
 
-def fresh(loader: Settings, epoch: int, kept: Who | None, before: Record | None) -> Pass:
-    """A pass from the front. `kept` are the workers that are kept, if any: they have their seed. `before` is the record
-    of the pass before this one.
+def fresh(loader: Settings, epoch: int, kept: Who | None, before: Pass | None = None) -> Pass:
+    """A pass from the front. `kept` are the workers that are kept, if any: they have their seed. `before` is the pass
+    before it: what datasets that live on, in kept workers or in this process, take along from that.
 
     Torch asks its sampler for an iterator twice where it starts workers; and where it has none, what a sampler draws at
     random is drawn with the first batch.
@@ -43,27 +45,23 @@ def fresh(loader: Settings, epoch: int, kept: Who | None, before: Record | None)
     if loader.num_workers > 0:
         indices = loader._passes.begin(loader._index_sampler)
     count = kept.num_workers if kept is not None else max(1, workers_of(loader))
+    lives_on = before is not None and (kept is not None or loader.num_workers == 0)
+    carried = before.record.carries() if before is not None and lives_on else []
+    record = _record(loader, Progress(), count, carried=carried)
+    return Pass(epoch, seed, key_of(loader, seed, epoch), from_the_front(loader, indices), record)
+
+
+def from_the_front(loader: Settings, indices: Any) -> Any:
+    """What a pass is drawn from; `indices` is a fresh iterator of the sampler's."""
     make = partial(source_for, loader, indices)
-    source = make() if _draws_ahead(loader) else LateSource(make)
-    record = _record(loader, Progress(), count, [])
-    if before is not None and len(before.shares) == len(record.shares):
-        _carry(before, record, in_workers=kept is not None, here=not loader.num_workers)
-    return Pass(epoch, seed, key_of(loader, seed, epoch), source, record)
-
-
-def _carry(before: Record, record: Record, *, in_workers: bool, here: bool) -> None:
-    """Datasets that live on take their state along: in workers that are kept, or in this process."""
-    if in_workers or (here and before.now is None):
-        record.shares = [share.successor() for share in before.shares]
-    elif here:
-        record.now, record.begun = before.now, False
+    return make() if _draws_ahead(loader) else LateSource(make)
 
 
 def resumed(loader: Settings, state: dict[str, Any]) -> Pass:
     """A pass that goes on from a state. Nothing is drawn from anybody's generators."""
     epoch, sampler, seed = state["epoch"], state["sampler"], state["base_seed"]
     tell_own(loader, epoch)
-    source = source_for(loader, None if sampler else loader._passes.begin(loader._index_sampler), sampler or None)
+    source = source_for(loader, loader._passes.begin(loader._index_sampler), sampler or None)
     beyond = numbers_beyond(state)
     if beyond and not loader.is_iterable:
         source = RemainingSource(source, beyond)
@@ -89,12 +87,18 @@ def _same(source: Any) -> Any:
     return source
 
 
-def _record(loader: Settings, progress: Progress, count: int, resumes: list[Resume]) -> Record:
+def _record(
+    loader: Settings,
+    progress: Progress,
+    count: int,
+    resumes: Sequence[Resume] = (),
+    carried: Sequence[Mark | bytes | None] = (),
+) -> Record:
     """What is noted of a pass: by worker, where it matters which of them had what."""
     if not loader.is_iterable and not is_stateful(loader.dataset):
         return Record(progress)
-    shares = [Share(resumes[slot] if resumes else None) for slot in range(count)]
-    return Record(progress, shares, numbered=loader.is_iterable)
+    of_each = zip_longest(range(count), resumes[:count], carried[:count])
+    return Record(progress, [Share(resume, before) for _, resume, before in of_each], numbered=loader.is_iterable)
 
 
 def tell_own(loader: Settings, epoch: int) -> None:

@@ -84,7 +84,6 @@ class Maker:
         """Begin, as torch does while it makes an iterator: what is read is given at once. `owner` is the iterator,
         with which an iterable dataset's goes, unless a state may still be asked of it."""
         stream, marker = self._stream, self._marker
-        self.record.begun = True
         self.record.now = marker.at_once if stream is None else stream.mark_now
         if stream is not None:
             stream.marks = False
@@ -94,7 +93,6 @@ class Maker:
     def open_ahead(self) -> None:
         """Begin, where others may ask for a state while a batch is being made: what belongs to it is noted with it."""
         self._ahead = True
-        self.record.begun, self.record.now = True, None
         if self._stream is not None:
             self._reading(self._open, self._stream)
 

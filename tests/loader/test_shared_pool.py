@@ -98,6 +98,13 @@ def test_iterators_taken_in_turns_do_not_wait_for_each_other_for_ever():
             assert [(int(a[0]), int(b[0])) for a, b in zip(*loaders, strict=True)] == [(i, i) for i in range(0, 60, 2)]
 
 
+def test_workers_that_were_not_started_yet_leave_their_seats_when_their_loader_is_dropped():
+    with WorkerPool(2) as pool:
+        dropped = iter(DataLoader(Numbers(60), batch_size=2, pool=pool, num_workers=2))  # its job is being loaded
+        del dropped
+        assert len(list(DataLoader(Numbers(60), batch_size=2, pool=pool, num_workers=1))) == 30
+
+
 @pytest.mark.asyncio
 async def test_the_same_on_a_loop():
     async with WorkerPool(1) as pool:
