@@ -25,6 +25,7 @@ from aloader.ranks import Ranks
 from aloader.runtime import Runtime
 from aloader.sampling.passes import Passes
 from aloader.sampling.source import tickets_of
+from aloader.settings import key_of
 from aloader.state.journal import Journal
 from aloader.stats import LoaderStats
 from aloader.worker import calls, debug, stray
@@ -49,12 +50,16 @@ class DataLoader(TorchDataLoader[T_co]):
 
     concurrency: samples in flight of the whole loader, shared out to its workers, for a dataset with
         `async def __getitem__` (default 256, with 4 to 64 for each worker). For an ordinary dataset with workers: fetch
-        so many at once in threads (default: one after the other, inline).
+        so many at once in threads (default: one after the other, inline), where random numbers that are to come out
+        the same have to be drawn from `aloader.sample_rng()`: the global generators are all threads' together.
     memory_limit: bytes, or text such as "8GiB", that batches may take that are fetched and not consumed yet, over all
         workers (default: a quarter of the memory). What the program keeps is not counted.
     worker_setup: a function without arguments that runs in the workers before the dataset is loaded: once for all of
         them in the process that they are forked from, or in each with a `multiprocessing_context`. For what a worker
         does not take over by itself. Not run without workers.
+
+    seed: a number that everything random follows from. Each sample's random numbers are a function of seed, epoch and
+        index then: the same for any number of workers, any timing, and after a restart. See `aloader.sample_rng`.
 
     pool: a `WorkerPool` to take the workers from, which other loaders use too. Without `num_workers`, this loader has
         a share of it: its processes divided by the number of loaders on it when an epoch begins. Give `num_workers`
@@ -335,10 +340,14 @@ class DataLoader(TorchDataLoader[T_co]):
         """Fetch one sample in this process, as its error said: `dataset[index]`, and raise what it raises, as it is.
 
         So a debugger finds it: `python -m pdb`, `%debug`. A sample of an async dataset is awaited on a loop of its
-        own, within the `async with` of a copy of the dataset. The same random numbers are not drawn again: they come
-        from this process's generators, as these are. The result is not collated.
+        own, within the `async with` of a copy of the dataset. The result is not collated.
+
+        With `seed=`, and of an async dataset, the same random numbers are drawn again, those of the latest epoch, and
+        this process's generators are as they were afterwards. Else they are what is drawn from.
         """
-        return replay(self.dataset, index)
+        latest = self._journal.current
+        key = latest.key if latest is not None else key_of(self, 0, self.epoch)
+        return replay(self.dataset, index, key)
 
     def stats(self) -> LoaderStats:
         """What the latest epoch has done so far, and what the loader holds now. Cheap; callable at any time."""

@@ -8,7 +8,6 @@ left off; of an iterable dataset also by their number within their worker's shar
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from aloader.channel.marks import Mark, Resume, unpack_mark
 from aloader.sampling.progress import Progress
@@ -49,13 +48,15 @@ class Share:
     def resume(self) -> Resume:
         """Where another worker would go on. Raises what the dataset raised when it was asked."""
         mark = unpack_mark(self._mark) if isinstance(self._mark, bytes) else self._mark
+        if mark is not None and not self._marked:
+            mark = Mark(mark.dataset)  # from the epoch before: the dataset has lived on, its iterator has not
         return Resume(mark, self._marked, self.progress.low, tuple(sorted(self.progress.beyond)))
 
-    def carried(self) -> Resume:
-        """What a worker that is kept takes along into the next epoch."""
-        end = self.end if self.end is not None else self._mark
-        mark = unpack_mark(end) if isinstance(end, bytes) else end
-        return Resume(None if mark is None else Mark(mark.dataset))
+    def successor(self) -> Share:
+        """The same worker's in the next epoch, where it is kept."""
+        share = Share()
+        share._mark = self.end if self.end is not None else self._mark
+        return share
 
 
 class Record:
@@ -68,6 +69,7 @@ class Record:
         self.shares = shares or []
         self.first = self.progress.low  # the number of the first ticket of this program's
         self.ended = False
+        self.begun = True  # whether `now` speaks of this epoch
         self.last_slot: int | None = None
         self.now: Callable[[], bytes | None] | None = None  # asks the dataset itself, where nobody reads ahead
         self._numbered = numbered  # within shares
@@ -107,6 +109,11 @@ class Record:
         if self.shares and mark is not None:
             self.shares[slot].end = mark
 
-    def points(self) -> list[Any]:
-        """Where each worker would go on."""
-        return [share.resume() for share in self.shares]
+    def points(self) -> list[Resume]:
+        """Where each worker would go on; where nobody reads ahead, the dataset is asked now."""
+        found = [share.resume() for share in self.shares]
+        packed = self.now() if self.now is not None and found else None
+        if packed is not None:
+            low, mark = found[0].low, unpack_mark(packed)
+            found[0] = Resume(mark if self.begun else Mark(mark.dataset), low, low)
+        return found

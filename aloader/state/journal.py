@@ -7,13 +7,12 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from aloader.channel.marks import Mark, Resume, unpack_mark
 from aloader.channel.roles import Who
 from aloader.sampling.passes import tell_epoch
-from aloader.settings import Settings, source_for
+from aloader.settings import Settings, key_of, source_for
 from aloader.state.fit import check, fingerprint
 from aloader.state.passing import Pass, fresh, is_by_epoch, resumed
-from aloader.state.writing import points, worker_state, written
+from aloader.state.writing import worker_state, written
 
 
 class Journal:
@@ -54,7 +53,7 @@ class Journal:
 
     def _fresh(self, loader: Settings, kept: Who | None) -> Pass:
         self.next_epoch += 1
-        return fresh(loader, self.next_epoch - 1, kept)
+        return fresh(loader, self.next_epoch - 1, kept, None if self.current is None else self.current.record)
 
     def set_epoch(self, loader: Settings, epoch: int) -> None:
         """The next pass is this epoch. Raises ValueError where a state says otherwise."""
@@ -74,6 +73,7 @@ class Journal:
                 loaded["sampler"] = {}  # it begins by the epoch that it has just been told
         if fixed is not None:
             fixed.epoch, self.next_epoch = epoch, epoch + 1
+            fixed.key = key_of(loader, fixed.seed, epoch)
             if by_epoch:
                 fixed.source = source_for(loader, loader._passes.begin(loader._index_sampler))
 
@@ -83,12 +83,10 @@ class Journal:
             return copy.deepcopy(self._loaded)
         one = self._fixed or self.current
         if one is None or (self._fixed is None and one.record.ended):
-            carried = _carried(loader, one, kept)
             one = self._fixed = self._fresh(loader, kept)
-            one.carried = carried
         seeds = (None, one.seed) if loader.seed is None else (loader.seed, None)
         state = written(one.record, epoch=one.epoch, seeds=seeds, source=one.source, data=fingerprint(loader))
-        workers = one.carried or points(one.record)
+        workers = one.record.points()
         if loader.is_iterable or any(point.mark is not None for point in workers):
             state["workers"] = [worker_state(slot, point) for slot, point in enumerate(workers)]
             last = one.record.last_slot
@@ -104,13 +102,3 @@ class Journal:
             check(loader, state, strict=strict)
         self._fixed = None
         self._loaded = copy.deepcopy(state) or None
-
-
-def _carried(loader: Settings, one: Pass | None, kept: Who | None) -> list[Resume]:
-    """What datasets that live on take along from a pass that has ended: in kept workers, or in this process."""
-    if one is None or not one.record.shares or (loader.num_workers > 0 and kept is None):
-        return []
-    if one.record.now is None:
-        return [share.carried() for share in one.record.shares]
-    packed = one.record.now()
-    return [Resume(None if packed is None else Mark(unpack_mark(packed).dataset))]

@@ -13,7 +13,7 @@ from aloader.sampling.late import LateSource
 from aloader.sampling.passes import samplers_in
 from aloader.sampling.progress import Progress
 from aloader.sampling.remaining import RemainingSource
-from aloader.settings import Settings, begin_sampling, source_for, workers_of
+from aloader.settings import Settings, begin_sampling, key_of, source_for, workers_of
 from aloader.state.writing import numbers_beyond, resume_of
 
 
@@ -23,16 +23,17 @@ class Pass:
 
     epoch: int
     seed: int  #: torch's base seed of its workers
+    key: int | None  #: what the samples' own generators are made from
     source: Any
     record: Record
     first_slot: int = 0
     resumed: bool = False  #: it goes on where another left off: workers that are kept know nothing of that
     resumes: list[Resume] = field(default_factory=list)  #: of each worker, where `resumed`
-    carried: list[Resume] = field(default_factory=list)  #: what the workers have taken along from the pass before
 
 
-def fresh(loader: Settings, epoch: int, kept: Who | None) -> Pass:
-    """A pass from the front. `kept` are the workers that are kept, if any: they have their seed.
+def fresh(loader: Settings, epoch: int, kept: Who | None, before: Record | None) -> Pass:
+    """A pass from the front. `kept` are the workers that are kept, if any: they have their seed. `before` is the record
+    of the pass before this one.
 
     Torch asks its sampler for an iterator twice where it starts workers; and where it has none, what a sampler draws at
     random is drawn with the first batch.
@@ -44,7 +45,18 @@ def fresh(loader: Settings, epoch: int, kept: Who | None) -> Pass:
     count = kept.num_workers if kept is not None else max(1, workers_of(loader))
     make = partial(source_for, loader, indices)
     source = make() if _draws_ahead(loader) else LateSource(make)
-    return Pass(epoch, seed, source, _record(loader, Progress(), count, []))
+    record = _record(loader, Progress(), count, [])
+    if before is not None and len(before.shares) == len(record.shares):
+        _carry(before, record, in_workers=kept is not None, here=not loader.num_workers)
+    return Pass(epoch, seed, key_of(loader, seed, epoch), source, record)
+
+
+def _carry(before: Record, record: Record, *, in_workers: bool, here: bool) -> None:
+    """Datasets that live on take their state along: in workers that are kept, or in this process."""
+    if in_workers or (here and before.now is None):
+        record.shares = [share.successor() for share in before.shares]
+    elif here:
+        record.now, record.begun = before.now, False
 
 
 def resumed(loader: Settings, state: dict[str, Any]) -> Pass:
@@ -66,7 +78,7 @@ def resumed(loader: Settings, state: dict[str, Any]) -> Pass:
     if seed is None:
         _, seed = begin_sampling(loader)  # it follows from the loader's own
     turn = state.get("next_worker", low) % count
-    return Pass(epoch, seed, source, record, turn, resumed=True, resumes=resumes)
+    return Pass(epoch, seed, key_of(loader, seed, epoch), source, record, turn, resumed=True, resumes=resumes)
 
 
 def _draws_ahead(loader: Settings) -> bool:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from aloader.channel.marks import Mark, Resume, unpack_mark
+from aloader.channel.marks import Mark, Resume
 from aloader.channel.record import Record
 from aloader.sampling.jsonable import decode, encode
 
@@ -52,16 +52,6 @@ def numbers_beyond(state: dict[str, Any]) -> list[int]:
     """The numbers of the batches that came before their turn."""
     bits = int(state.get("beyond", "0"), 16)
     return [state["batches"] + at for at in range(bits.bit_length()) if bits >> at & 1]
-
-
-def points(record: Record) -> list[Resume]:
-    """Where each worker would go on; where nobody reads ahead, the dataset is asked now."""
-    found = record.points()
-    packed = record.now() if record.now is not None else None
-    if packed is not None:
-        low = found[0].low
-        found[0] = Resume(unpack_mark(packed), low, low)
-    return found
 
 
 def worker_state(slot: int, point: Resume) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 For an async dataset, on the user's own loop with full look-ahead: a `LocalCrew` stands in for worker processes and says
 the same things to an epoch as they do, so order, window, memory and errors are decided in the same place. Collating
-runs in one helper thread. The dataset's `async with` is entered by one task, which also leaves it.
+runs in one helper thread: on the loop with `seed=`, if it is the user's own, which may draw random numbers, and the
+global generators are the program's meanwhile. The dataset's `async with` is entered by one task, which also leaves it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from contextvars import copy_context
 from functools import partial
 from typing import Any
+
+from torch.utils.data import default_collate, default_convert
 
 from aloader import options
 from aloader.channel.marks import Resume
@@ -31,8 +34,10 @@ from aloader.worker.collation import estimate
 from aloader.worker.concurrent import enter
 from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, Fetcher
+from aloader.worker.generators import COLLATE, Seeding
 from aloader.worker.marks import Marker, tell
 from aloader.worker.sharding import loader_ranks
+from aloader.worker.states import Generators
 from aloader.worker.stream import Dry, Stream, StreamFetcher
 from aloader.worker.tasks import calls, suspended
 
@@ -101,7 +106,7 @@ class Told:
 class LocalCrew:
     """See the top of this file. Made for a loader; works on one loop at a time."""
 
-    def __init__(self, who: Who, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
+    def __init__(self, who: Who, dataset: Any, collate_fn: Callable[[Any], Any], *, seeded: bool = False) -> None:
         self.who = who
         self._resume: Resume | None = None  # where the next epoch goes on
         self.workers = {0: LocalWorker(self)}
@@ -109,6 +114,8 @@ class LocalCrew:
         self._dataset = dataset
         self._marker = Marker(dataset)
         self._collate_fn = collating(collate_fn)
+        self._collates_here = seeded and collate_fn not in (default_collate, default_convert)
+        self._generators = Generators(shared=True)
         self._listeners: dict[int, tuple[Listener, Callable[[], None]]] = {}  # epochs under way, and what wakes each
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fetcher: Fetcher
@@ -235,7 +242,7 @@ class LocalCrew:
         """Work on a ticket from now on."""
         if self.who.iterable and ticket.epoch not in self._reading:
             resume, self._resume = self._resume, None
-            stream = Stream(self._dataset, self.who.drop_last, self._marker, resume)
+            stream = Stream(self._dataset, self.who.drop_last, self._marker, self.who.rank, resume)
             self._reading[ticket.epoch] = StreamFetcher(stream, self.who.concurrency)
         key = (ticket.epoch, ticket.seq)
         task = self._tasks[key] = self._task(self._work(ticket), f"aloader batch {ticket.seq}")
@@ -301,25 +308,32 @@ class LocalCrew:
         page = self.workers[0]
         clock = Clock(time.perf_counter())
         fetcher: Any = self._reading[ticket.epoch] if self.who.iterable else self._fetcher
+        seeding = Seeding.of(self._generators, ticket, self.who.auto_collation, self.who.iterable)
         samples = await fetcher.fetch(
             ticket.indices,
             lambda position: page.write(Doing.FETCHING, ticket.epoch, ticket.seq, position),
+            seeding,
             clock.marked,
         )
         nbytes = estimate(samples) if self.who.auto_collation else 0
         if nbytes > ticket.allowance:
             await self._memory(ticket, nbytes)
         clock.fetched = time.perf_counter()
-        collated = partial(copy_context().run, self._collated, samples)  # the ranks are known there, too
-        batch, error = await self._loop.run_in_executor(self._thread, collated)
+        if seeding is not None and self._collates_here:
+            batch, error = self._collated(samples, seeding.all(COLLATE))
+        else:
+            own = nullcontext() if seeding is None else seeding.without_generators().all(COLLATE)
+            collated = partial(copy_context().run, self._collated, samples, own)  # the ranks are known there, too
+            batch, error = await self._loop.run_in_executor(self._thread, collated)
         if error is not None:
             raise error
         return Made(batch, clock.mark), nbytes, (clock.fetched - clock.began, time.perf_counter() - clock.fetched)
 
-    def _collated(self, samples: Any) -> tuple[Any, BaseException | None]:
+    def _collated(self, samples: Any, own: AbstractContextManager[Any]) -> tuple[Any, BaseException | None]:
         """Not raised there: a future cannot hold `StopIteration`, and whoever waits for it would wait for ever."""
         try:
-            return self._collate_fn(samples), None
+            with own:
+                return self._collate_fn(samples), None
         except BaseException as error:
             return None, error
 
