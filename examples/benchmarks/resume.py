@@ -2,8 +2,7 @@
 
     python examples/benchmarks/resume.py [--quick] [--rounds 5] [--json FILE]
 
-torchdata's `StatefulDataLoader` is compared where it is found: `pip install --target DIR torchdata --no-deps` and
-`PYTHONPATH=DIR`.
+`StatefulDataLoader` is compared if it is found: `pip install --target DIR torchdata --no-deps`, and `PYTHONPATH=DIR`.
 
 **Method.** *Going on:* a shuffled epoch of trivial samples in batches of 256, left after 25.6 % of it; a fresh process
 for each measurement, in rounds. Without workers, the time runs from `load_state_dict` (torch: `iter`) to the first
@@ -25,10 +24,9 @@ in alternating rounds, ratios within rounds. (StatefulDataLoader notes a state i
 | torch + islice | 5 million | 912, 439–1,278 (244) | 1,455, 1,275–1,942 |
 | StatefulDataLoader | 5 million | 2,175, 1,630–3,464 (442) | 2,302, 847–2,539 |
 
-`state_dict()`: medians of 9 to 26 µs, p99 47 to 74 µs, once 4 ms. At every step that is 0.4 % of the time for batches of
-16 ms, rate 0.99 times as high (0.99–1.03), and 2.6 % and 5.9 % for 2,000 batches of nothing a second, of a range and
-an iterable: more than 1 %. Rates of these, 0.79 times as high (0.78–0.96; 0.60–0.98; earlier 0.91, 0.64), spread too
-widely to say more; StatefulDataLoader's, between 0.45 and 1.90, do too. What it notes anyway is not in its ratio.
+`state_dict()`: medians of 9 to 26 µs, p99 47 to 74 µs, once 4 ms. At every step it is 0.4 % of the time for batches of
+16 ms of work (rate 0.99, 0.99–1.03), and 2.6 and 5.9 % for 2,000 tiny batches a second of a range and of an iterable:
+more than 1 %. The rates of these (0.79, 0.78–0.96; 0.79, 0.60–0.98) spread too widely to say more, as the rival's do.
 """
 
 from __future__ import annotations
