@@ -23,16 +23,23 @@ class Journal:
         self.current: Pass | None = None
         self._fixed: Pass | None = None  # the next pass, which a state has been taken of
         self._loaded: dict[str, Any] | None = None  # the state that the next pass begins with
+        self._left: tuple[Pass, int] | None = None  # the pass behind which an epoch was set, and how far it was
 
     @property
     def epoch(self) -> int:
         """The epoch that the next batch belongs to, as far as is known."""
         if self._loaded is not None:
             return int(self._loaded["epoch"])
-        if self._fixed is not None:
-            return self._fixed.epoch
-        under_way = self.current is not None and not self.current.record.ended
-        return self.current.epoch if under_way and self.current is not None else self.next_epoch
+        one = self._under_way or self._fixed
+        return self.next_epoch if one is None else one.epoch
+
+    @property
+    def _under_way(self) -> Pass | None:
+        """The latest pass, unless it has come to its end, or another epoch was set and it was not gone on with."""
+        one = self.current
+        if one is None or one.record.ended or self._left == (one, one.record.progress.low):
+            return None
+        return one
 
     @property
     def is_loaded(self) -> bool:
@@ -65,6 +72,7 @@ class Journal:
                 "load_state_dict({})"
             )
         self.next_epoch = epoch
+        self._left = None if self.current is None else (self.current, self.current.record.progress.low)
         tell_epoch(epoch, loader.sampler, loader.batch_sampler)
         by_epoch = is_by_epoch(loader)
         if loaded is not None:
@@ -81,17 +89,23 @@ class Journal:
         """The state behind the last batch that the user was given; before an epoch's first one, that epoch's."""
         if self._loaded is not None:
             return copy.deepcopy(self._loaded)
-        one = self._fixed or self.current
-        if one is None or (self._fixed is None and one.record.ended):
+        one = self._under_way or self._fixed
+        if one is None:
             one = self._fixed = self._fresh(loader, kept)
         seeds = (None, one.seed) if loader.seed is None else (loader.seed, None)
-        state = written(one.record, epoch=one.epoch, seeds=seeds, source=one.source, data=fingerprint(loader))
+        state = written(one.record, epoch=one.epoch, seeds=seeds, source=one.source, data=self._data(loader, one))
         workers = points(one.record)
         if loader.is_iterable or any(point.mark is not None for point in workers):
             state["workers"] = [worker_state(slot, point) for slot, point in enumerate(workers)]
             last = one.record.last_slot
             state["next_worker"] = one.first_slot if last is None else (last + 1) % len(workers)
         return state
+
+    def _data(self, loader: Settings, one: Pass) -> dict[str, Any]:
+        """What the pass is of; looked at once."""
+        if one.data is None:
+            one.data = fingerprint(loader)
+        return dict(one.data)
 
     def load(self, loader: Settings, state: dict[str, Any], *, strict: bool) -> None:
         """Let the next pass go on from a state; {}: from the front. Raises ValueError for one that does not fit, and

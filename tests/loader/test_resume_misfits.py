@@ -166,3 +166,23 @@ def test_a_state_of_a_sampler_with_other_arguments_is_refused() -> None:
     loader.load_state_dict(state)  # the loader's length is not asked for: a sampler's may cost
     with pytest.raises(ValueError, match="number of samples was 30 and is 20"):
         next(iter(loader))
+
+
+# -- epochs that are set ---------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_that_is_set_after_a_break_is_the_next_one():
+    loader = DataLoader(range(20), batch_size=4, shuffle=True, seed=0)
+    next(iter(loader))
+    loader.set_epoch(5)
+    assert (loader.epoch, loader.state_dict()["epoch"], loader.state_dict()["batches"]) == (5, 5, 0)
+
+
+def test_one_that_is_set_while_a_pass_goes_on_is_the_one_after_it():
+    loader = DataLoader(range(20), batch_size=4, shuffle=True, seed=0)
+    batches = iter(loader)
+    loader.set_epoch(5)
+    next(batches)
+    assert (loader.epoch, loader.state_dict()["epoch"], loader.state_dict()["batches"]) == (0, 0, 1)
+    list(batches)
+    assert (loader.epoch, loader.state_dict()["epoch"]) == (5, 5)
