@@ -14,6 +14,7 @@ from aloader.errors import (
 from aloader.loader import DataLoader
 from aloader.pool.pool import WorkerPool
 from aloader.stats import BatchInfo, LoaderStats
+from aloader.worker.generators import sample_rng
 from aloader.worker.sharding import ShardInfo, shard_info
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "WorkerLost",
     "WorkerPool",
     "datasets",
+    "sample_rng",
     "shard_info",
     "storage",
 ]

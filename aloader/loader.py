@@ -25,7 +25,9 @@ from aloader.ranks import Ranks
 from aloader.runtime import Runtime
 from aloader.sampling.passes import Passes
 from aloader.sampling.source import tickets_of
+from aloader.settings import key_of
 from aloader.state.journal import Journal
+from aloader.state.resumable import Resumable
 from aloader.stats import LoaderStats
 from aloader.worker import calls, debug, stray
 from aloader.worker.fetch import is_async, is_iterable
@@ -44,17 +46,21 @@ class _ReadFromTheFront(IterableDataset[Any]):
         raise NotImplementedError
 
 
-class DataLoader(TorchDataLoader[T_co]):
+class DataLoader(Resumable, TorchDataLoader[T_co]):
     """Batches of a dataset, with `async for` or `for`. Every argument of torch's loader, with its meaning; and:
 
     concurrency: samples in flight of the whole loader, shared out to its workers, for a dataset with
         `async def __getitem__` (default 256, with 4 to 64 for each worker). For an ordinary dataset with workers: fetch
-        so many at once in threads (default: one after the other, inline).
+        so many at once in threads (default: one after the other, inline), where random numbers that are to come out
+        the same have to be drawn from `aloader.sample_rng()`: the global generators are all threads' together.
     memory_limit: bytes, or text such as "8GiB", that batches may take that are fetched and not consumed yet, over all
         workers (default: a quarter of the memory). What the program keeps is not counted.
     worker_setup: a function without arguments that runs in the workers before the dataset is loaded: once for all of
         them in the process that they are forked from, or in each with a `multiprocessing_context`. For what a worker
         does not take over by itself. Not run without workers.
+
+    seed: a number that everything random follows from. Each sample's random numbers are a function of seed, epoch and
+        index then: the same for any number of workers, any timing, and after a restart. See `aloader.sample_rng`.
 
     pool: a `WorkerPool` to take the workers from, which other loaders use too. Without `num_workers`, this loader has
         a share of it: its processes divided by the number of loaders on it when an epoch begins. Give `num_workers`
@@ -242,33 +248,6 @@ class DataLoader(TorchDataLoader[T_co]):
         """Batches of an epoch, in this rank; of an iterable dataset, what its length promises."""
         return super().__len__() if self.is_iterable else tickets_of(self._index_sampler)
 
-    # -- where it is -----------------------------------------------------------------------------------------------
-
-    @property
-    def epoch(self) -> int:
-        """The number of the epoch that the next batch belongs to, from 0: `set_epoch` sets it, each pass counts on."""
-        return self._journal.epoch
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the loader is: behind the last batch that it gave, in a small dict that JSON can hold (`state.writing`
-        has its keys). Before an epoch's first batch, and after its last, it is the beginning of the next one.
-
-        Callable at any moment, also while somebody waits for a batch; costs a fraction of a millisecond, and nothing
-        per batch. For a dataset with indices it is the same whatever the number of workers, and on every rank; see
-        docs/howto/resume.md for samplers and datasets that have a state of their own. Raises what those raise, and
-        TypeError for a state of theirs that JSON cannot hold.
-        """
-        return self._journal.state(self, None if self._runtime is None else self._runtime.kept(self))
-
-    def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
-        """Go on behind the batch that a state was taken after, with the next `for` or `async for`; {} takes that back.
-
-        Any number of workers; any number of ranks, where the loader (or `aloader.sampling`) shares the data out among
-        them. Raises ValueError where the state is of another dataset, sampler or batch size, and says what differs;
-        `strict=False` takes it all the same.
-        """
-        self._journal.load(self, state_dict, strict=strict)
-
     # -- life ------------------------------------------------------------------------------------------------------
 
     @property
@@ -335,10 +314,14 @@ class DataLoader(TorchDataLoader[T_co]):
         """Fetch one sample in this process, as its error said: `dataset[index]`, and raise what it raises, as it is.
 
         So a debugger finds it: `python -m pdb`, `%debug`. A sample of an async dataset is awaited on a loop of its
-        own, within the `async with` of a copy of the dataset. The same random numbers are not drawn again: they come
-        from this process's generators, as these are. The result is not collated.
+        own, within the `async with` of a copy of the dataset. The result is not collated.
+
+        With `seed=`, and of an async dataset, the same random numbers are drawn again, those of the latest epoch, and
+        this process's generators are as they were afterwards. Else they are what is drawn from.
         """
-        return replay(self.dataset, index)
+        latest = self._journal.current
+        key = latest.key if latest is not None else key_of(self, 0, self.epoch)
+        return replay(self.dataset, index, key)
 
     def stats(self) -> LoaderStats:
         """What the latest epoch has done so far, and what the loader holds now. Cheap; callable at any time."""

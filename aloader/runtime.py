@@ -119,9 +119,8 @@ class Runtime:
         source.at_end = lambda: passes.ended(sampler, dataset, source.drawn)
         resume = one.resumes[0] if one.resumes else None
         collate_fn = stray.unguarded(loader.collate_fn)
-        maker = Maker(
-            dataset, collate_fn, loader._auto_collation, finisher(loader), self.number(), one.record, loader.ranks
-        )
+        how = loader._auto_collation, finisher(loader), self.number()
+        maker = Maker(dataset, collate_fn, *how, one.record, loader.ranks, one.key)
         if loader.is_iterable:
             maker.read(loader.drop_last, resume)
         else:
@@ -145,7 +144,7 @@ class Runtime:
         assert self._team is not None
         ahead = bounds_of(loader, count).narrow_window if count else 0
         keep = loader.persistent_workers or not count
-        kind = loader.is_iterable, loader.drop_last
+        kind = loader.is_iterable, loader.drop_last, loader.ranks.rank, one.key
         plan = debug.Plan(one.source, ahead, loader._auto_collation, finisher(loader), loader, keep, *kind)
         return debug.Epoch(self._team, plan, one.record, one.first_slot, one.resumes)
 
@@ -167,7 +166,7 @@ class Runtime:
         source, record = one.source, one.record
         bounds = bounds_of(loader, slots, record.first, one.first_slot)
         number, finish = self.number(), finisher(loader)
-        epoch = Epoch(crew, number, source, bounds, finish, self._notices.warn, record=record)
+        epoch = Epoch(crew, number, source, bounds, finish, self._notices.warn, one.key, record)
         passes, sampler, dataset = loader._passes, loader._index_sampler, loader.dataset  # not the loader: a cycle
         epoch.at_end = lambda: passes.ended(sampler, dataset, source.drawn if source.exhausted else None)
         run = Run(pool, crew, epoch, source, work[0], work[1], kept, loader.timeout, self._installed)
@@ -278,4 +277,5 @@ def _end_crews(crews: weakref.WeakSet[Crew]) -> None:
 
 
 def _local_crew(loader: Settings) -> LocalCrew:
-    return LocalCrew(who_of(loader, 0, b""), loader.dataset, stray.unguarded(loader.collate_fn))
+    collate_fn, seeded = stray.unguarded(loader.collate_fn), loader.seed is not None
+    return LocalCrew(who_of(loader, 0, b""), loader.dataset, collate_fn, seeded=seeded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -74,6 +75,13 @@ def begin_sampling(loader: Settings) -> tuple[Any, int]:
         return indices, keys.worker_seed(loader.seed)
     seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
     return indices, seed
+
+
+def key_of(loader: Settings, base_seed: int, epoch: int) -> int | None:
+    """What the samples' own generators are made from in an epoch; None: they draw from the workers', as torch's do."""
+    if loader.seed is None and not loader.is_async:
+        return None
+    return keys.epoch_key(base_seed if loader.seed is None else operator.index(loader.seed), epoch)
 
 
 def finisher(loader: Settings) -> Callable[[Any], Any] | None:

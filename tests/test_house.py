@@ -57,9 +57,12 @@ def test_importing_aloader_costs_next_to_nothing_beyond_torch() -> None:
         "late = {'aiobotocore', 'botocore', 'PIL', 'tqdm', 'accelerate', 'transformers', 'lightning'}\n"
         "early = late & (set(sys.modules) - before); assert not early, early"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < IMPORT_DEADLINE
+    seconds = []
+    for _ in range(3):  # the best of them: other tests run beside this one
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        seconds.append(float(done.stdout))
+    assert min(seconds) < IMPORT_DEADLINE
 
 
 def sleeps(tree: ast.AST, source: list[str], inside_dunder: bool = False) -> Iterator[int]:

@@ -19,7 +19,8 @@ from aloader.channel.arena import Place
 class Start(NamedTuple):
     """The first message: who the worker is. `context` is what it takes over from the parent (pickled); `flags` are
     those that have changed there since the job was written (pickled); `resume` is where it goes on (a pickled
-    `marks.Resume`)."""
+    `marks.Resume`); `states` are those of the random generators of the worker that it replaces, after the last ticket
+    that was answered."""
 
     dataset: int
     slot: int
@@ -36,6 +37,7 @@ class Start(NamedTuple):
     world_size: int = 1
     flags: bytes = b""
     resume: bytes = b""
+    states: bytes = b""
 
 
 class Ticket(NamedTuple):

@@ -1,9 +1,11 @@
 """Shared memory per worker that says what it is doing: it can be read after the worker was killed.
 
 Written by the worker for every ticket and sample, so it must cost next to nothing; read by the parent when the worker
-is lost or late. Only the first page of it is ever touched, until the parent asks where a worker is stuck. Then two
-parts are written to at the worker's side:
+is lost or late. Only the first page of it is ever touched, unless something is drawn or asked. The other parts, all
+written at the worker's side:
 
+- **notes**: the states of the worker's random generators after a ticket, for whoever replaces it. There are two places,
+  used in turn: what the worker is killed while writing is not taken for a note, and the one before it is still there;
 - **tasks**: what a signal handler of the worker's event loop says, with its length in `answered`;
 - **stacks**: what `faulthandler` writes to the descriptor, in a signal handler of its own that needs no GIL. Both sides
   keep their descriptors, which are one open file: the parent puts its place to the beginning of this part before it
@@ -23,7 +25,6 @@ from typing import Final, NamedTuple
 
 from aloader.channel import shared
 
-NBYTES: Final = 1 << 16
 _LAYOUT: Final = struct.Struct("<qqqqd")  # state, epoch, seq, position in the ticket, when it began
 _PROGRESS_AT: Final = 24
 _PROCESSES: Final = struct.Struct("<qq")  # the parent's pid, and the worker's once it can be signalled
@@ -32,9 +33,14 @@ _ASKED: Final = struct.Struct("<qqq")  # epoch and seq that the parent asks abou
 _ASKED_AT: Final = 80
 _DEBUGGER: Final = struct.Struct("<d")  # when its debugger was left: 0.0 never used, infinity at work
 _DEBUGGER_AT: Final = 104
-_TASKS_AT: Final = 4096
-_STACKS_AT: Final = 1 << 15
-MOST_TASKS: Final = _STACKS_AT - _TASKS_AT
+_NOTES_AT: Final = 4096
+_NOTE: Final = struct.Struct("<qqq")  # seq (-1: being written), epoch, length; the states follow
+_SEQ: Final = struct.Struct("<q")
+_NOTE_BYTES: Final = 3 << 12
+_TASKS_AT: Final = _NOTES_AT + 2 * _NOTE_BYTES
+MOST_TASKS: Final = 7 << 12
+_STACKS_AT: Final = _TASKS_AT + MOST_TASKS  # at the end: what writes there knows no other
+NBYTES: Final = _STACKS_AT + (1 << 15)
 
 #: What a worker is signalled with: `faulthandler` answers the first, an event loop the second, if there is one. None
 #: where there are no real-time signals: all others may be the user's.
@@ -69,6 +75,7 @@ class StatusPage:
 
     def __init__(self, fd: int) -> None:
         self._memory = shared.attach(fd, NBYTES)
+        self._notes = 0
         self._fd = os.dup(fd)
         self._close_fd = weakref.finalize(self, os.close, self._fd)
         #: The position of the sample at work in its ticket: one number, written for every sample (40 ns).
@@ -95,6 +102,28 @@ class StatusPage:
     def write(self, doing: Doing, epoch: int = -1, seq: int = -1, position: int = -1) -> None:
         """What the worker does from now on."""
         _LAYOUT.pack_into(self._memory, 0, doing, epoch, seq, position, time.monotonic())
+
+    # -- notes -----------------------------------------------------------------------------------------------------
+
+    def note(self, epoch: int, seq: int, states: bytes) -> None:
+        """The worker's generators are in these states after this ticket, and until a later one is noted."""
+        assert _NOTE.size + len(states) <= _NOTE_BYTES
+        at = _NOTES_AT + self._notes % 2 * _NOTE_BYTES
+        self._notes += 1
+        _NOTE.pack_into(self._memory, at, -1, epoch, len(states))
+        self._memory[at + _NOTE.size : at + _NOTE.size + len(states)] = states
+        _SEQ.pack_into(self._memory, at, seq)
+
+    def noted(self, epoch: int, seq: int) -> bytes | None:
+        """The states after this ticket, or after the last one before it that was noted; None: there is no such note."""
+        found: tuple[int, int] = (-1, -1)
+        states = None
+        for at in (_NOTES_AT, _NOTES_AT + _NOTE_BYTES):
+            of_seq, of_epoch, length = _NOTE.unpack_from(self._memory, at)
+            if length and of_seq >= 0 and found < (of_epoch, of_seq) <= (epoch, seq):
+                found = of_epoch, of_seq
+                states = self._memory[at + _NOTE.size : at + _NOTE.size + length]
+        return states
 
     # -- who they are, and the debugger ----------------------------------------------------------------------------
 

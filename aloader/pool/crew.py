@@ -40,7 +40,7 @@ from aloader.pool.reports import Reports
 from aloader.pool.seats import Seats
 from aloader.pool.starter import Exit, Loaded, Starter
 from aloader.pool.threads import dispose
-from aloader.pool.workers import Arrived, Worker
+from aloader.pool.workers import Arrived, Worker, close_all
 
 
 class Host(Protocol):
@@ -69,13 +69,14 @@ class Crew:
         self._loaded: Loaded | None = None  # what its workers are started with
         self._flags = b""
         self.resume: tuple[bytes, ...] = ()  # where each slot's first worker goes on (pickled), if not at the beginning
+        self._states: dict[int, bytes] = {}  # of lost workers' generators, by slot: who replaces them goes on there
         self._by_key: dict[int, Worker] = {}  # also those that are ending
         self.when_gone: Callable[[], object] | None = None  # called when a process has gone
         self._watcher: Watcher | None = None
         self._links = select.poll()
         self._by_link: dict[int, Worker] = {}  # those that are watched, by their links' descriptors
         self._reports = Reports(host.read_reports)
-        weakref.finalize(self, _close_all, self._by_key)
+        weakref.finalize(self, close_all, self._by_key)
 
     # -- starting and ending ---------------------------------------------------------------------------------------
 
@@ -107,10 +108,10 @@ class Crew:
             raise
         worker = Worker(slot, generation, self._host.new_key(self), Link(mine), page)
         self.workers[slot] = self.latest[slot] = self._by_key[worker.key] = worker
+        worker.states, who = self._states.pop(slot, b""), self.who._asdict()
         resume = self.resume[slot] if self.resume and not generation else b""
-        worker.link.send(
-            Start(slot=slot, generation=generation, flags=self._flags, resume=resume, **self.who._asdict())
-        )
+        whence = {"flags": self._flags, "resume": resume, "states": worker.states}
+        worker.link.send(Start(slot=slot, generation=generation, **who, **whence))  # type: ignore[arg-type]
         for call in self._calls:
             worker.link.send(call)
         self._host.starter.start(self._loaded, worker.key, theirs, status)
@@ -268,6 +269,8 @@ class Crew:
 
     def _on_message(self, worker: Worker, message: Message) -> None:
         listener = self.listener
+        if isinstance(message, Batch | Failure | RanDry):
+            worker.answered = message.epoch, message.seq
         match message:
             case NewSegment(number, nbytes, fd):
                 worker.mappings.add(number, nbytes, fd)
@@ -307,6 +310,7 @@ class Crew:
         if worker.ending:
             return
         self.read(worker, everything=True)  # the report may overtake its last words
+        self._states[worker.slot] = worker.noted
         if self.workers.get(worker.slot) is worker:
             del self.workers[worker.slot]
         if self.listener is not None:
@@ -344,10 +348,3 @@ class Crew:
         for worker in self.workers.values():
             worker.link.send(EpochOver(self.who.dataset, epoch))
         self.flush()
-
-
-def _close_all(workers: dict[int, Worker]) -> None:
-    """The crew has been dropped, or the program ends: nothing is said to the workers, the starter ends them."""
-    for worker in workers.values():
-        worker.link.close()
-        worker.mappings.close()

@@ -50,6 +50,13 @@ class Worker:
         self.exit: Exit | None = None  # how it went, once that is reported
         self.fault: OSError | None = None  # why nothing more can be read from it
         self.waits_to_write = False
+        self.states = b""  # of its generators, when it was started; none: as they are seeded
+        self.answered = -1, -1  # epoch and seq of the last ticket
+
+    @property
+    def noted(self) -> bytes:
+        """The states of its generators after the last ticket that it has answered."""
+        return self.page.noted(*self.answered) or self.states
 
     def inquire(self, epoch: int, seq: int) -> PageInquiry:
         """Ask where it stands with a ticket."""
@@ -61,6 +68,13 @@ class Worker:
             self.mappings.give_back(place)
         if not isinstance(message.body, bytes):
             self.mappings.give_back(message.body)
+
+
+def close_all(workers: dict[int, Worker]) -> None:
+    """Their crew has been dropped, or the program ends: nothing is said to them, the starter ends them."""
+    for worker in workers.values():
+        worker.link.close()
+        worker.mappings.close()
 
 
 def describe(worker: Worker, exit: Exit, sample: Any, known: bool) -> WorkerLost:

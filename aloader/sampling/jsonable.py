@@ -84,9 +84,9 @@ def _plain(value: Any) -> Any:
 
 
 def _tensor(value: torch.Tensor, path: str) -> dict[str, Any]:
+    if value.layout is not torch.strided:
+        raise TypeError(f"{path} is a tensor of layout {value.layout}, which a state cannot hold")
     plain = value.detach().cpu().contiguous()
-    if plain.layout is not torch.strided:
-        raise TypeError(f"{path} is a tensor of layout {plain.layout}, which a state cannot hold")
     raw = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
     return _tagged("tensor", [str(plain.dtype).removeprefix("torch."), list(plain.shape), _text(raw)])
 

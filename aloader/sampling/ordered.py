@@ -6,6 +6,7 @@ on another number of ranks.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -187,17 +188,22 @@ class _Counted:
     def __init__(self, sampler: SequentialSampler) -> None:
         self._data = sampler.data_source
 
+    @cached_property
+    def _total(self) -> int:
+        """The length when it is first needed; asking for it may cost."""
+        return len(self._data)
+
     def settle(self, state: dict[str, Any] | None) -> bool:
         return False
 
     def identity(self) -> dict[str, Any]:
-        return {"total": len(self._data)}
+        return {"total": self._total}
 
     def order(self) -> Order:
         return Straight()
 
     def share(self, start: int, batch_size: int | None, drop_last: bool) -> Share:
-        return Share(len(self._data), start, batch_size=batch_size, drop_last=drop_last)
+        return Share(self._total, start, batch_size=batch_size, drop_last=drop_last)
 
     def begun(self) -> None:
         """Nothing follows from it."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from aloader.channel.roles import Who
 from aloader.sampling.passes import tell_epoch
-from aloader.settings import Settings
+from aloader.settings import Settings, key_of
 from aloader.state.fit import check, fingerprint
 from aloader.state.passing import Pass, fresh, from_the_front, is_by_epoch, resumed
 from aloader.state.writing import points, worker_state, written
@@ -73,6 +73,7 @@ class Journal:
                 loaded["sampler"] = {}  # it begins by the epoch that it has just been told
         if fixed is not None:
             fixed.epoch, self.next_epoch = epoch, epoch + 1
+            fixed.key = key_of(loader, fixed.seed, epoch)
             if by_epoch:
                 fixed.source = from_the_front(loader, loader._passes.begin(loader._index_sampler))
 

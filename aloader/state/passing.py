@@ -15,7 +15,7 @@ from aloader.sampling.late import LateSource
 from aloader.sampling.passes import samplers_in
 from aloader.sampling.progress import Progress
 from aloader.sampling.remaining import RemainingSource
-from aloader.settings import Settings, begin_sampling, source_for, workers_of
+from aloader.settings import Settings, begin_sampling, key_of, source_for, workers_of
 from aloader.state.writing import numbers_beyond, resume_of
 
 
@@ -25,6 +25,7 @@ class Pass:
 
     epoch: int
     seed: int  #: torch's base seed of its workers
+    key: int | None  #: what the samples' own generators are made from
     source: Any
     record: Record
     first_slot: int = 0
@@ -46,7 +47,8 @@ def fresh(loader: Settings, epoch: int, kept: Who | None, before: Pass | None = 
     count = kept.num_workers if kept is not None else max(1, workers_of(loader))
     lives_on = before is not None and (kept is not None or loader.num_workers == 0)
     carried = before.record.carries() if before is not None and lives_on else []
-    return Pass(epoch, seed, from_the_front(loader, indices), _record(loader, Progress(), count, carried=carried))
+    record = _record(loader, Progress(), count, carried=carried)
+    return Pass(epoch, seed, key_of(loader, seed, epoch), from_the_front(loader, indices), record)
 
 
 def from_the_front(loader: Settings, indices: Any) -> Any:
@@ -74,7 +76,7 @@ def resumed(loader: Settings, state: dict[str, Any]) -> Pass:
     if seed is None:
         _, seed = begin_sampling(loader)  # it follows from the loader's own
     turn = state.get("next_worker", low) % count
-    return Pass(epoch, seed, source, record, turn, resumed=True, resumes=resumes)
+    return Pass(epoch, seed, key_of(loader, seed, epoch), source, record, turn, resumed=True, resumes=resumes)
 
 
 def _draws_ahead(loader: Settings) -> bool:

@@ -46,8 +46,10 @@ from aloader.worker.calls import Calls
 from aloader.worker.collation import collate_into, estimate
 from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, fetch_inline
+from aloader.worker.generators import COLLATE, Seeding, nobodys, unseeded
 from aloader.worker.hints import hint
 from aloader.worker.marks import Marker, tell
+from aloader.worker.states import Generators, State, Watch
 from aloader.worker.stream import Dry, Stream
 
 
@@ -92,6 +94,8 @@ class Bench:
         self._job: Job | None = None
         self._by_default = False
         self._calls = Calls()
+        self._generators = Generators()
+        self._watch = Watch(self._generators)
         self._collate: Callable[[Any], Any]
 
     @property
@@ -112,6 +116,19 @@ class Bench:
         self._collate = collating(job.collate_fn)
         if self._resume is not None and not self.start.iterable:
             tell(job.dataset, self._resume.mark)
+
+    def begin_from(self, states: bytes) -> None:
+        """Go on where the worker was that this one replaces, if it has drawn anything."""
+        if states:
+            self._generators.put(State.unpacked(states))
+
+    def note(self, ticket: Ticket) -> None:
+        """Note the generators' states, for whoever replaces this worker; before the ticket is answered. Nothing to note
+        if nobody has drawn since the last time, or if samples have generators of their own."""
+        if ticket.key is None and not self.start.iterable:
+            states = self._watch.changed()
+            if states is not None:
+                self.page.note(ticket.epoch, ticket.seq, states.packed())
 
     # -- messages --------------------------------------------------------------------------------------------------
 
@@ -159,14 +176,22 @@ class Bench:
 
     # -- samples ---------------------------------------------------------------------------------------------------
 
-    def fetch(self, ticket: Ticket, clock: Clock) -> Any:
+    def seeding(self, ticket: Ticket) -> Seeding | None:
+        """How the ticket's code is seeded; None: as torch's, it goes on with the worker's generators."""
+        if ticket.key is None:
+            unseeded()
+            return None
+        return Seeding.of(self._generators, ticket, self.start.auto_collation, self.start.iterable)
+
+    def fetch(self, ticket: Ticket, clock: Clock, seeding: Seeding | None) -> Any:
         """The ticket's samples, here and now; there may be awaitables among them. Raises `Failed` and `Dry`."""
+        progress = self.page.progress
         if self.start.iterable:
             stream = self.stream(ticket.epoch)
-            samples = stream.take(ticket.indices, self.page.progress)  # type: ignore[arg-type]
+            samples = stream.take(ticket.indices, progress, seeding)  # type: ignore[arg-type]
             clock.mark = stream.mark
             return samples
-        samples = fetch_inline(self.job.dataset, ticket.indices, self.start.auto_collation, self.page.progress)
+        samples = fetch_inline(self.job.dataset, ticket.indices, self.start.auto_collation, progress, seeding)
         clock.mark = self.marker.take()
         return samples
 
@@ -174,8 +199,9 @@ class Bench:
         """This worker's share of an iterable dataset, read from the front in each epoch: but where it was read before,
         in the first one, if it goes on there."""
         if self._stream is None or self._stream[0] != epoch:
-            resume, self._resume = self._resume, None
-            self._stream = epoch, Stream(self.job.dataset, self.start.drop_last, self.marker, resume)
+            start, resume, self._resume = self.start, self._resume, None
+            shard = start.rank * start.num_workers + start.slot
+            self._stream = epoch, Stream(self.job.dataset, start.drop_last, self.marker, shard, resume)
         return self._stream[1]
 
     # -- from samples to a message ---------------------------------------------------------------------------------
@@ -184,11 +210,14 @@ class Bench:
         """The bytes that collating these samples will take, where that can be known."""
         return estimate(samples) if self._by_default else 0
 
-    def collate(self, ticket: Ticket, samples: Any, need: int) -> Collated:
+    def collate(self, ticket: Ticket, samples: Any, need: int, seeding: Seeding | None) -> Collated:
         """Collate and pickle. Synchronous: nothing else of this worker runs in between."""
         self.page.write(Doing.COLLATING, ticket.epoch, ticket.seq)
         self.arena.begin(need)
+        if seeding is not None:
+            seeding.all(COLLATE).begin()
         packed = pack(self._collate(samples))
+        nobodys()
         places = [self.arena.lease(address_of(buffer), buffer.nbytes) for buffer in packed.buffers]
         missing = sum(b.nbytes for b, place in zip(packed.buffers, places, strict=True) if place is None)
         if len(packed.body) > options.BODY_BYTES:

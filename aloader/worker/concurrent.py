@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any
@@ -16,7 +17,8 @@ from typing import Any
 from aloader.channel.messages import Ticket
 from aloader.channel.status import Doing
 from aloader.worker.bench import Bench, Clock
-from aloader.worker.fetch import Failed, Fetcher, parts
+from aloader.worker.fetch import Failed, Fetcher, Note, parts
+from aloader.worker.generators import Seeding
 from aloader.worker.inline import TurnsAsync
 from aloader.worker.stream import StreamFetcher
 
@@ -67,12 +69,15 @@ class _Server:
                 self._group = group
                 if begun is not None:
                     self._reads(begun.ticket)
-                    self._begin(begun.ticket, Fetcher(_Returning(begun.fetched), True, self._bench.start.concurrency))
+                    start = self._bench.start
+                    rest = _Rest(begun.fetched, start.auto_collation, start.concurrency)
+                    self._begin(begun.ticket, rest, begun.seeding)
                 self._on_readable()
                 self._flush()
                 await self._stopped.wait()
                 for task in self._tasks.values():
-                    task.cancel()
+                    if not task.cancelling():  # one that is leaving already, with its epoch, is not to be disturbed
+                        task.cancel()
                 self._end_reading()
         finally:
             self._loop.remove_reader(link.fileno())
@@ -131,16 +136,16 @@ class _Server:
         if isinstance(self._fetcher, StreamFetcher):
             self._group.create_task(self._fetcher.aclose())
 
-    def _begin(self, ticket: Ticket, fetcher: Fetcher | StreamFetcher) -> None:
+    def _begin(self, ticket: Ticket, fetcher: Any, seeding: Seeding | None = None) -> None:
         key = (ticket.epoch, ticket.seq)
-        task = self._group.create_task(self._work(ticket, fetcher))
+        task = self._group.create_task(self._work(ticket, fetcher, seeding))
         self._tasks[key] = task
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
-    async def _work(self, ticket: Ticket, fetcher: Fetcher | StreamFetcher) -> None:
+    async def _work(self, ticket: Ticket, fetcher: Any, seeding: Seeding | None) -> None:
         """Answer one ticket. Never raises but when it is cancelled: then nobody waits for the answer."""
         try:
-            await self._answer(ticket, fetcher)
+            await self._answer(ticket, fetcher, seeding)
         except BaseException as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
@@ -150,7 +155,7 @@ class _Server:
         if not self._tasks:
             self._bench.page.write(Doing.IDLE)
 
-    async def _answer(self, ticket: Ticket, fetcher: Any) -> None:
+    async def _answer(self, ticket: Ticket, fetcher: Any, seeding: Seeding | None) -> None:
         bench = self._bench
         if bench.broken is not None:
             raise bench.broken
@@ -160,12 +165,14 @@ class _Server:
         def note(position: int) -> None:
             bench.page.write(Doing.FETCHING, ticket.epoch, ticket.seq, position)
 
-        samples = await fetcher.fetch(ticket.indices, note, clock.marked)
+        seeding = seeding or bench.seeding(ticket)
+        fetching = seeding.without_generators() if seeding is not None and bench.start.threads else seeding
+        samples = await fetcher.fetch(ticket.indices, note, fetching, clock.marked)
         clock.fetched = time.perf_counter()
         need = bench.need_before(samples)
         if need > ticket.allowance:
             await self._memory(ticket, need)
-        collated = bench.collate(ticket, samples, need)
+        collated = bench.collate(ticket, samples, need, seeding)
         del samples
         if collated.missing + need > max(ticket.allowance, need):
             await self._memory(ticket, collated.missing + need)
@@ -182,14 +189,24 @@ class _Server:
             self._grants.pop(key, None)
 
 
-class _Returning:
+class _Rest:
     """What the inline server had fetched, as a dataset: its awaitables are awaited like an async dataset's."""
 
-    def __init__(self, fetched: Any) -> None:
+    def __init__(self, fetched: Any, batched: bool, concurrency: int) -> None:
         self._fetched = fetched
+        self._batched = batched
+        self._fetcher = Fetcher(self, True, concurrency)
 
     def __getitems__(self, indices: Any) -> Any:
         return self._fetched
+
+    async def fetch(
+        self, indices: Any, note: Note, seeding: Seeding | None, marked: Callable[[bytes | None], None]
+    ) -> Any:
+        """As a fetcher. (What the dataset says of itself was noted when the inline server had it.)"""
+        if self._batched:
+            return await self._fetcher.fetch(indices, note, seeding)
+        return await self._fetcher.awaited(self._fetched, False, note, seeding)
 
 
 __all__ = ["Failed", "enter", "serve"]

@@ -14,6 +14,7 @@ import inspect
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, Self
 
 from aloader.channel.marks import Resume
@@ -21,7 +22,7 @@ from aloader.channel.messages import Ticket
 from aloader.channel.record import Record
 from aloader.errors import LoaderBusy, LoaderClosed
 from aloader.worker.bench import blame
-from aloader.worker.emulation import Place, Team, exchanged, stepped
+from aloader.worker.emulation import Place, Team, stepped
 from aloader.worker.fetch import (
     Failed,
     _awaited,
@@ -30,9 +31,13 @@ from aloader.worker.fetch import (
     fetch_inline,
     has_awaitables,
     is_async,
+    purpose_of_awaited,
     reads_async,
+    seeded,
 )
+from aloader.worker.generators import AWAITED, COLLATE, TOGETHER_AWAITED, Seeding, driven, kept, unseeded
 from aloader.worker.local import presentable
+from aloader.worker.states import Generators
 from aloader.worker.stream import Dry, Stream
 
 IS_ON: Final = (
@@ -64,6 +69,8 @@ class Plan(NamedTuple):
     kept: bool
     iterable: bool = False
     drop_last: bool = False
+    rank: int = 0
+    key: int | None = None
 
 
 class Owner(Protocol):
@@ -94,6 +101,7 @@ class Epoch:
                 slot.tell(self._resumes[id(slot)].mark)
         self._streams: dict[int, Stream] = {}  # of an iterable dataset, by place
         self._over: BaseException | None = None  # what the sampler ended with
+        self._generators = Generators(shared=True)
         plan.source.prepare()
         for _ in range(plan.ahead):
             self._draw()
@@ -117,7 +125,7 @@ class Epoch:
         if not self._tickets or not self._turns:
             await self._end()
         slot = self._turns[0]
-        ticket = Ticket(0, 0, self._seq, self._tickets[0], 0)
+        ticket = Ticket(0, 0, self._seq, self._tickets[0], 0, self.plan.key)
         try:
             batch = await self._made(slot, ticket)
         except Dry:
@@ -172,41 +180,79 @@ class Epoch:
         job, batched = slot.job, self.plan.batched
         if is_async(job.dataset):
             await self.team.enter(slot)
+        seeding = Seeding.of(self._generators, ticket, batched, self.plan.iterable)
         if self.plan.iterable:
-            samples = await self._read(slot, ticket)
+            samples = await self._read(slot, ticket, seeding)
         else:
-            with slot:
-                samples = fetch_inline(job.dataset, ticket.indices, batched, [0])
+            with self._inside(slot, seeding):
+                samples = fetch_inline(job.dataset, ticket.indices, batched, [0], seeding)
         if has_awaitables(samples):
-            samples = await self.team.run(exchanged(slot, _await_in_turn(samples, batched)))
-        with slot:
+            purpose = AWAITED if self.plan.iterable else purpose_of_awaited(job.dataset, batched)
+            waiting = _await_in_turn(samples, batched, seeding, purpose)
+            samples = await self.team.run(driven(self._inside(slot, seeding), waiting))
+        with self._inside(slot, seeding):
+            if seeding is not None:
+                seeding.all(COLLATE).begin()
             return job.collate_fn(samples)
 
-    async def _read(self, slot: Place, ticket: Ticket) -> Any:
-        self.record.assigned(ticket.seq, self.team.slots.index(slot))
+    def _inside(self, slot: Place, seeding: Seeding | None) -> _Inside:
+        return _Inside(slot, self._generators if seeding is not None else None)
+
+    async def _read(self, slot: Place, ticket: Ticket, seeding: Seeding | None) -> Any:
+        number = self.team.slots.index(slot)
+        self.record.assigned(ticket.seq, number)
         count = ticket.indices if self.plan.batched else None
         stream = self._streams.get(id(slot))
         if stream is None:
-            resume = self._resumes.get(id(slot))
-            stream = self._streams[id(slot)] = Stream(slot.job.dataset, self.plan.drop_last, slot.marker, resume)
+            shard, resume = self.plan.rank * len(self.team.slots) + number, self._resumes.get(id(slot))
+            stream = Stream(slot.job.dataset, self.plan.drop_last, slot.marker, shard, resume)
+            self._streams[id(slot)] = stream
+        inside = self._inside(slot, seeding)
         if reads_async(slot.job.dataset):
-            return await self.team.run(exchanged(slot, stream.take_async(count, lambda position: None)))  # type: ignore[arg-type]
-        with slot:
-            return stream.take(count, [0])  # type: ignore[arg-type]
+            taking: Any = stream.take_async(count, lambda position: None, seeding)  # type: ignore[arg-type]
+            return await self.team.run(driven(inside, taking))
+        with inside:
+            return stream.take(count, [0], seeding)  # type: ignore[arg-type]
 
 
-async def _await_in_turn(fetched: Any, batched: bool) -> Any:
+class _Inside:
+    """A worker's place, whose generators may be seeded for samples meanwhile."""
+
+    def __init__(self, slot: Place, generators: Generators | None) -> None:
+        self._slot = slot
+        self._generators = generators
+        self._stack = ExitStack()
+
+    def __enter__(self) -> None:
+        self._stack.enter_context(self._slot)
+        self._stack.enter_context(kept(self._generators))
+        if self._generators is None:
+            unseeded()
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+
+async def _await_in_turn(fetched: Any, batched: bool, seeding: Seeding | None, purpose: str) -> Any:
     """What the dataset has returned, awaited: one sample after the other."""
     position = -1 if batched else 0
+
+    async def awaited(value: Any) -> Any:
+        if seeding is None:
+            return await _awaited(value)
+        return await driven(seeding.own(seeding.name(max(0, position)), purpose), _awaited(value))
+
     try:
+        if not batched:
+            return await awaited(fetched)
         if inspect.isawaitable(fetched):
-            fetched = await fetched
-        if not batched or type(fetched) not in (list, tuple):
-            return await _awaited(fetched)
+            fetched = await seeded(fetched, None if seeding is None else seeding.all(TOGETHER_AWAITED))
+        if type(fetched) not in (list, tuple):
+            return await awaited(fetched)
         samples: list[Any] = []
         for sample in fetched:
             position = len(samples)
-            samples.append(await _awaited(sample))
+            samples.append(await awaited(sample) if has_awaitables(sample) else sample)
         return type(fetched)(samples)
     except BaseException as error:
         close_all(fetched)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import weakref
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -27,6 +27,7 @@ from aloader.channel.replica import replicator
 from aloader.ranks import Ranks
 from aloader.worker import seeds
 from aloader.worker.concurrent import enter
+from aloader.worker.generators import driven
 from aloader.worker.marks import Marker, tell
 from aloader.worker.replay import PrivateLoop
 from aloader.worker.sharding import loader_ranks
@@ -131,39 +132,14 @@ class Slot(Place):
             self._outside = None
 
 
-async def exchanged(slot: Place, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """A coroutine each of whose steps is taken as the slot: in between, other tasks have the process as it was."""
-    return await _Steps(slot, coroutine)
-
-
-class _Steps:
-    def __init__(self, slot: Place, coroutine: Coroutine[Any, Any, Any]) -> None:
-        self._slot = slot
-        self._coroutine = coroutine
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        error: BaseException | None = None
-        while True:
-            with self._slot:
-                try:
-                    future = self._coroutine.send(None) if error is None else self._coroutine.throw(error)
-                except StopIteration as stop:
-                    return stop.value
-            error = None
-            try:
-                yield future
-            except BaseException as raised:
-                error = raised
-
-
 class Team:
     """The places of an epoch, or of several; and the `async with` of their datasets, entered when first needed: on a
     private loop, or on the `loop` that runs."""
 
-    def __init__(self, slots: list[Place], loop: asyncio.AbstractEventLoop | None) -> None:
+    def __init__(self, slots: list[Place], loop: asyncio.AbstractEventLoop | None, base_seed: int) -> None:
         self.slots = slots
+        self.base_seed = base_seed
         self.loop = loop
-        self.base_seed = 0
         self._private = PrivateLoop()
         self._stack = AsyncExitStack()
         self._entered: set[int] = set()
@@ -185,7 +161,7 @@ class Team:
         `forks`: workers would be forks of this process, so nothing need be possible to copy; then they share it.
         """
         if num_workers == 0:
-            return cls([Place(job, ranks)], loop)
+            return cls([Place(job, ranks)], loop, base_seed)
         if job.worker_setup is not None:
             run_setup(job.worker_setup)
         try:
@@ -195,9 +171,8 @@ class Team:
                 raise
             logging.getLogger("aloader").warning("ALOADER_DEBUG: all workers share one dataset, since %s", error)
             make = partial(Job, *job)
-        team = cls([Slot(number, num_workers, base_seed, make(), ranks) for number in range(num_workers)], loop)
-        team.base_seed = base_seed
-        return team
+        slots: list[Place] = [Slot(number, num_workers, base_seed, make(), ranks) for number in range(num_workers)]
+        return cls(slots, loop, base_seed)
 
     async def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine where the datasets are entered. Never waits if that is a private loop."""
@@ -207,7 +182,7 @@ class Team:
         """Enter the `async with` of a place's dataset, once."""
         if id(slot) not in self._entered:
             self._entered.add(id(slot))
-            await self.run(exchanged(slot, enter(slot.job.dataset, self._stack)))
+            await self.run(driven(slot, enter(slot.job.dataset, self._stack)))
 
     async def aclose(self) -> None:
         """Leave every `async with`. Idempotent."""

@@ -13,7 +13,9 @@ from concurrent.futures import Executor
 from contextvars import copy_context
 from typing import Any, Protocol
 
-from torch.utils.data import ChainDataset, IterableDataset
+from torch.utils.data import ChainDataset, ConcatDataset, IterableDataset, StackDataset, Subset
+
+from aloader.worker.generators import AWAITED, SAMPLE, TOGETHER, TOGETHER_AWAITED, Own, Seeding, driven
 
 
 class Note(Protocol):
@@ -87,6 +89,34 @@ def is_async(dataset: Any) -> bool:
     )
 
 
+def is_coroutine_function(dataset: Any) -> bool:
+    """Whether its samples are coroutines, of which nothing has run when they are returned."""
+    method = getattr(type(dataset), "__getitem__", None)
+    if method in (Subset.__getitem__, ConcatDataset.__getitem__, StackDataset.__getitem__):
+        return all(map(is_coroutine_function, _inside(dataset)))
+    return inspect.iscoroutinefunction(method)
+
+
+def fetches_together(dataset: Any, seeded: bool = False) -> bool:
+    """Whether a batch is fetched by one call. Torch's wrappers only pass it on: where that comes to single samples, and
+    each is to be `seeded`, they are fetched so."""
+    if not getattr(dataset, "__getitems__", None):
+        return False
+    by_torch = getattr(type(dataset), "__getitems__", None) in (Subset.__getitems__, StackDataset.__getitems__)
+    return not (seeded and by_torch) or any(fetches_together(inner, seeded) for inner in _inside(dataset))
+
+
+def purpose_of_awaited(dataset: Any, batched: bool) -> str:
+    """What the generators are for of an awaitable that was returned: a sample's, or beside those of the call's."""
+    return SAMPLE if is_coroutine_function(dataset) and not (batched and fetches_together(dataset, True)) else AWAITED
+
+
+def _inside(dataset: Any) -> list[Any]:
+    """What a wrapper of torch's is around."""
+    inner: Any = [dataset.dataset] if isinstance(dataset, Subset) else dataset.datasets
+    return list(inner.values() if isinstance(inner, dict) else inner)
+
+
 def has_awaitables(fetched: Any) -> bool:
     """Whether what a dataset returned has yet to be awaited."""
     if type(fetched) is list or type(fetched) is tuple:
@@ -117,21 +147,25 @@ def close_all(fetched: Any) -> None:
         close_all(list(fetched.values()))
 
 
-def fetch_inline(dataset: Any, indices: Any, batched: bool, progress: Progress) -> Any:
+def fetch_inline(dataset: Any, indices: Any, batched: bool, progress: Progress, seeding: Seeding | None = None) -> Any:
     """What torch's fetcher does: the samples of a batch, or the one sample of an unbatched ticket.
 
     The position of the sample at work is kept in `progress[0]`, -1 where one call fetches them all. Raises `Failed`.
-    The result may hold awaitables.
+    The result may hold awaitables. With a `seeding`, the global generators are seeded for each.
     """
     progress[0] = -1
     try:
         if not batched:
             progress[0] = 0
+            if seeding is not None:
+                seeding.begin(indices)
             return dataset[indices]
-        if getattr(dataset, "__getitems__", None):
+        if fetches_together(dataset, seeding is not None):
+            if seeding is not None:
+                seeding.all(TOGETHER).begin()
             return dataset.__getitems__(indices)
         samples = []
-        for position, index in enumerate(indices):
+        for position, index in enumerate(indices if seeding is None else seeding.each(indices)):
             progress[0] = position
             samples.append(dataset[index])
         return samples
@@ -151,53 +185,79 @@ class Fetcher:
         self._limit = concurrency
         self._permits = asyncio.Semaphore(concurrency)
         self._threads = threads
+        self._coroutines = is_coroutine_function(dataset)
 
-    async def fetch(self, indices: Any, note: Note, marked: Callable[[bytes | None], None] | None = None) -> Any:
+    async def fetch(
+        self,
+        indices: Any,
+        note: Note,
+        seeding: Seeding | None = None,
+        marked: Callable[[bytes | None], None] | None = None,
+    ) -> Any:
         """The samples of a ticket (the one sample, if unbatched), all awaited. Raises `Failed`."""
         if not self._batched:
-            return await self._one(0, lambda: self._dataset[indices], note)
-        if getattr(self._dataset, "__getitems__", None):
-            return await self._many(indices, note)
-        return await _all(self._one(i, self._getter(index), note) for i, index in enumerate(indices))
+            return await self._one(0, self._getter(indices, seeding), note)
+        if fetches_together(self._dataset, seeding is not None):
+            return await self._many(indices, note, seeding)
+        return await _all(self._one(i, self._getter(index, seeding), note) for i, index in enumerate(indices))
 
-    def _getter(self, index: Any) -> Callable[[], Any]:
-        return lambda: self._dataset[index]
+    def _getter(self, index: Any, seeding: Seeding | None) -> Callable[[], Coroutine[Any, Any, Any]]:
+        return lambda: self._get(index, seeding)
 
-    async def _one(self, position: int, get: Callable[[], Any], note: Note) -> Any:
+    async def _get(self, index: Any, seeding: Seeding | None) -> Any:
+        """A sample. Of one that is a coroutine all generators are one; else its awaitables have others."""
+        if seeding is None:
+            return await _awaited(await self._call(lambda: self._dataset[index]))
+        if self._coroutines:
+            return await driven(seeding.own(index), _awaited(self._dataset[index]))
+        sample = await self._call(lambda: self._dataset[index], seeding.own(index))
+        return await seeded(sample, seeding.own(index, AWAITED)) if has_awaitables(sample) else sample
+
+    async def _one(self, position: int, get: Callable[[], Coroutine[Any, Any, Any]], note: Note) -> Any:
         async with self._permits:
             note(position)
             try:
-                return await _awaited(await self._call(get))
+                return await get()
             except BaseException as error:
                 raise blamed(position, error) from None
 
-    async def _many(self, indices: Any, note: Note) -> Any:
+    async def _many(self, indices: Any, note: Note, seeding: Seeding | None) -> Any:
         """One call for all samples: the call itself holds one permit, and each awaitable in its result another."""
         async with self._permits:
             note(-1)
             try:
-                fetched = await self._call(lambda: self._dataset.__getitems__(indices))
+                own = None if seeding is None else seeding.all(TOGETHER)
+                fetched = await self._call(lambda: self._dataset.__getitems__(indices), own)
                 if inspect.isawaitable(fetched):
-                    fetched = await fetched
+                    own = None if seeding is None else seeding.all(TOGETHER_AWAITED)
+                    fetched = await seeded(fetched, own)
             except BaseException as error:
                 raise blamed(-1, error) from None
-        return await self.awaited(fetched, True, note)
+        return await self.awaited(fetched, True, note, seeding)
 
-    async def awaited(self, fetched: Any, batched: bool, note: Note) -> Any:
+    async def awaited(self, fetched: Any, batched: bool, note: Note, seeding: Seeding | None = None) -> Any:
         """What a dataset returned for a batch (or for one sample), with the awaitables in it awaited, all at once."""
         if not has_awaitables(fetched):
             return fetched
+
+        def rest(position: int, sample: Any) -> Coroutine[Any, Any, Any]:
+            own = None if seeding is None else seeding.own(seeding.name(max(0, position)), AWAITED)
+            return self._one(position, lambda: seeded(sample, own), note)
+
         if not batched:
-            return await self._one(0, _returning(fetched), note)
+            return await rest(0, fetched)
         try:
             if type(fetched) is dict:
-                return await self._one(-1, _returning(fetched), note)
-            return type(fetched)(await _all(self._one(i, _returning(x), note) for i, x in enumerate(fetched)))
+                return await rest(-1, fetched)
+            return type(fetched)(await _all(rest(i, x) for i, x in enumerate(fetched)))
         except BaseException:
             close_all(fetched)  # of those that never had their turn
             raise
 
-    async def _call(self, get: Callable[[], Any]) -> Any:
+    async def _call(self, get: Callable[[], Any], own: Own | None = None) -> Any:
+        if own is not None:
+            with own:
+                return await self._call(get)
         if self._threads is None:
             return get()
 
@@ -228,8 +288,9 @@ async def _awaited(value: Any) -> Any:
         raise
 
 
-def _returning(value: Any) -> Callable[[], Any]:
-    return lambda: value
+async def seeded(value: Any, own: Own | None) -> Any:
+    """What is awaitable in it, awaited; with generators of its own, if it has any."""
+    return await (_awaited(value) if own is None else driven(own, _awaited(value)))
 
 
 def blamed(position: int, error: BaseException) -> BaseException:

@@ -26,9 +26,11 @@ from aloader.ranks import Ranks
 from aloader.worker.bench import blame
 from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, close_all, fetch_inline, has_awaitables
+from aloader.worker.generators import COLLATE, Seeding, kept, unseeded
 from aloader.worker.local import presentable
 from aloader.worker.marks import Marker, tell
 from aloader.worker.sharding import loader_ranks
+from aloader.worker.states import Generators
 from aloader.worker.stream import Dry, Stream
 
 _ASYNC_RESULT = (
@@ -50,6 +52,7 @@ class Maker:
         epoch: int = 0,
         record: Record | None = None,
         ranks: Ranks | None = None,
+        key: int | None = None,
     ) -> None:
         self.record = record or Record()
         self._dataset = dataset
@@ -64,10 +67,13 @@ class Maker:
         self._epoch = epoch
         self._indices: Any = None
         self._ahead = False
+        self._key = key
+        self._generators = None if key is None else Generators(shared=True)
 
     def read(self, drop_last: bool, resume: Resume | None = None) -> None:
         """The dataset is iterable: read it from the front, or where an earlier pass was left."""
-        self._stream = Stream(self._dataset, drop_last, self._marker, resume)
+        shard = self._ranks.rank if self._ranks is not None else 0
+        self._stream = Stream(self._dataset, drop_last, self._marker, shard, resume)
 
     def tell(self, resume: Resume | None) -> None:
         """The dataset has indices: what it said of itself when an earlier pass was left, it is told."""
@@ -81,14 +87,18 @@ class Maker:
         self.record.now = marker.at_once if stream is None else stream.mark_now
         if stream is not None:
             stream.marks = False
-            self._reading(stream.open)
+            self._reading(self._open, stream)
             weakref.finalize(owner, stream.let_go)
 
     def open_ahead(self) -> None:
         """Begin, where others may ask for a state while a batch is being made: what belongs to it is noted with it."""
         self._ahead = True
         if self._stream is not None:
-            self._reading(self._stream.open)
+            self._reading(self._open, self._stream)
+
+    def _open(self, stream: Stream) -> None:
+        with kept(self._generators):
+            stream.open(self._seeding(Ticket(0, 0, 0, None, 0, self._key)))
 
     def make(self, indices: Any) -> Any:
         """The batch of these indices. Raises what the dataset raises, with a note that names the sample; `Dry` at the
@@ -106,14 +116,25 @@ class Maker:
     def _make(self, indices: Any) -> Any:
         self._seq += 1
         self._indices = indices if self._stream is None else None
-        ticket = Ticket(0, 0, self._seq, indices, 0)
+        with kept(self._generators):
+            batch = self._made(Ticket(0, 0, self._seq, indices, 0, self._key))
+        return batch if self._finish is None else self._finish(batch)
+
+    def _seeding(self, ticket: Ticket) -> Seeding | None:
+        if ticket.key is None:
+            unseeded()
+        return Seeding.of(self._generators, ticket, self._batched, self._stream is not None)
+
+    def _made(self, ticket: Ticket) -> Any:
+        indices: Any = ticket.indices
+        seeding = self._seeding(ticket)
         error: BaseException | None = None
         try:
             if self._stream is None:
-                samples = fetch_inline(self._dataset, indices, self._batched, [0])
+                samples = fetch_inline(self._dataset, indices, self._batched, [0], seeding)
             else:
                 self.record.assigned(self._seq, 0)
-                samples = self._stream.take(indices, [0])
+                samples = self._stream.take(indices, [0], seeding)
         except Failed as failed:
             note = blame(ticket, failed.position, self._batched, self._stream is not None)
             error = presentable(failed.cause, note)
@@ -127,11 +148,12 @@ class Maker:
             raise TypeError(_ASYNC_RESULT)
         if self._ahead:
             self._mark = self._marker.take() if self._stream is None else self._stream.mark
+        if seeding is not None:
+            seeding.all(COLLATE).begin()
         try:
-            batch = self._collate_fn(samples)
+            return self._collate_fn(samples)
         except StopIteration as stop:
             raise presentable(stop, f"while collating batch {self._seq}") from stop
-        return batch if self._finish is None else self._finish(batch)
 
     def gave(self) -> None:
         """The user has the batch that was made last."""

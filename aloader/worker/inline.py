@@ -13,15 +13,17 @@ from aloader.channel.messages import Ticket
 from aloader.channel.status import Doing
 from aloader.worker.bench import Bench, Clock
 from aloader.worker.fetch import has_awaitables
+from aloader.worker.generators import Seeding
 
 
 class TurnsAsync(Exception):  # noqa: N818
     """The dataset returned awaitables: `ticket` has begun, and `fetched` is what is left of it."""
 
-    def __init__(self, ticket: Ticket, fetched: Any) -> None:
+    def __init__(self, ticket: Ticket, fetched: Any, seeding: Seeding | None = None) -> None:
         super().__init__()
         self.ticket = ticket
         self.fetched = fetched
+        self.seeding = seeding
 
 
 def serve(bench: Bench) -> None:
@@ -46,24 +48,27 @@ def _work(bench: Bench, ticket: Ticket) -> None:
         bench.obey()
         clock = Clock(time.perf_counter())
         bench.page.write(Doing.FETCHING, ticket.epoch, ticket.seq)
-        samples = bench.fetch(ticket, clock)
+        seeding = bench.seeding(ticket)
+        samples = bench.fetch(ticket, clock, seeding)
         clock.fetched = time.perf_counter()
         if has_awaitables(samples):
-            raise TurnsAsync(ticket, samples)
+            raise TurnsAsync(ticket, samples, seeding)
         need = bench.need_before(samples)
         if need > ticket.allowance and not _wait_for_memory(bench, ticket, need):
             return
         if need:
             bench.receive()  # leases that have ended since: their memory is used again, and no new one touched
-        collated = bench.collate(ticket, samples, need)
+        collated = bench.collate(ticket, samples, need, seeding)
         if collated.missing + need > max(ticket.allowance, need) and not _wait_for_memory(
             bench, ticket, collated.missing + need
         ):
             return
+        bench.note(ticket)
         bench.send(ticket, collated, clock)
     except TurnsAsync:
         raise
     except BaseException as error:
+        bench.note(ticket)
         bench.fail(ticket, error)
 
 

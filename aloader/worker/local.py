@@ -2,106 +2,50 @@
 
 For an async dataset, on the user's own loop with full look-ahead: a `LocalCrew` stands in for worker processes and says
 the same things to an epoch as they do, so order, window, memory and errors are decided in the same place. Collating
-runs in one helper thread. The dataset's `async with` is entered by one task, which also leaves it.
+runs in one helper thread: on the loop with `seed=`, if it is the user's own, which may draw random numbers, and the
+global generators are the program's meanwhile. The dataset's `async with` is entered by one task, which also leaves it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from contextvars import copy_context
 from functools import partial
 from typing import Any
+
+from torch.utils.data import default_collate, default_convert
 
 from aloader import options
 from aloader.channel.marks import Resume
 from aloader.channel.messages import Granted, Ticket
 from aloader.channel.roles import Listener, Who
 from aloader.channel.stacks import Stack, different
-from aloader.channel.status import Doing, Status
+from aloader.channel.status import Doing
 from aloader.ranks import Ranks
 from aloader.worker.bench import Clock, blame
 from aloader.worker.collation import estimate
 from aloader.worker.concurrent import enter
 from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, Fetcher
+from aloader.worker.generators import COLLATE, Seeding
 from aloader.worker.marks import Marker, tell
 from aloader.worker.sharding import loader_ranks
+from aloader.worker.standin import LocalWorker, Made
+from aloader.worker.states import Generators
 from aloader.worker.stream import Dry, Stream, StreamFetcher
 from aloader.worker.tasks import calls, suspended
-
-
-class Made:
-    """A batch in ordinary memory, and what the dataset said of itself behind it."""
-
-    __slots__ = ("_batch", "mark")
-
-    def __init__(self, batch: Any, mark: bytes | None) -> None:
-        self._batch = batch
-        self.mark = mark
-
-    def unpack(self) -> Any:
-        """The batch."""
-        return self._batch
-
-
-class LocalWorker:
-    """The one slot: what is sent to its link is begun as a task of the loop."""
-
-    slot = 0
-    generation = 0
-
-    def __init__(self, crew: LocalCrew) -> None:
-        self.pid = os.getpid()
-        self.link = self.page = self  # one object plays all three: nothing is sent and nothing is mapped
-        self._crew = crew
-        self._status = Status(Doing.IDLE, -1, -1, -1, 0.0)
-
-    def send(self, message: Ticket | Granted) -> None:
-        """As a link."""
-        if isinstance(message, Ticket):
-            self._crew.begin(message)
-        else:
-            self._crew.grant(message)
-
-    def read(self) -> Status:
-        """As a status page."""
-        return self._status
-
-    def write(self, doing: Doing, epoch: int = -1, seq: int = -1, position: int = -1) -> None:
-        """As a status page."""
-        self._status = Status(doing, epoch, seq, position, time.monotonic())
-
-    def inquire(self, epoch: int, seq: int) -> Told:
-        """Where the tasks of a ticket stand, at once."""
-        return Told(self._crew.stacks(epoch, seq))
-
-
-class Told:
-    """The answer to where the worker stands. (As `pool.inquiry.Inquiry`.)"""
-
-    def __init__(self, stacks: list[Stack]) -> None:
-        self._stacks = stacks
-
-    def over(self) -> bool:
-        """There is nothing to wait for."""
-        return True
-
-    def told(self) -> list[Stack]:
-        """Where it stands."""
-        return self._stacks
 
 
 class LocalCrew:
     """See the top of this file. Made for a loader; works on one loop at a time."""
 
-    def __init__(self, who: Who, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
+    def __init__(self, who: Who, dataset: Any, collate_fn: Callable[[Any], Any], *, seeded: bool = False) -> None:
         self.who = who
         self._resume: Resume | None = None  # where the next epoch goes on
         self.workers = {0: LocalWorker(self)}
@@ -109,6 +53,8 @@ class LocalCrew:
         self._dataset = dataset
         self._marker = Marker(dataset)
         self._collate_fn = collating(collate_fn)
+        self._collates_here = seeded and collate_fn not in (default_collate, default_convert)
+        self._generators = Generators(shared=True)
         self._listeners: dict[int, tuple[Listener, Callable[[], None]]] = {}  # epochs under way, and what wakes each
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fetcher: Fetcher
@@ -235,7 +181,7 @@ class LocalCrew:
         """Work on a ticket from now on."""
         if self.who.iterable and ticket.epoch not in self._reading:
             resume, self._resume = self._resume, None
-            stream = Stream(self._dataset, self.who.drop_last, self._marker, resume)
+            stream = Stream(self._dataset, self.who.drop_last, self._marker, self.who.rank, resume)
             self._reading[ticket.epoch] = StreamFetcher(stream, self.who.concurrency)
         key = (ticket.epoch, ticket.seq)
         task = self._tasks[key] = self._task(self._work(ticket), f"aloader batch {ticket.seq}")
@@ -301,25 +247,32 @@ class LocalCrew:
         page = self.workers[0]
         clock = Clock(time.perf_counter())
         fetcher: Any = self._reading[ticket.epoch] if self.who.iterable else self._fetcher
+        seeding = Seeding.of(self._generators, ticket, self.who.auto_collation, self.who.iterable)
         samples = await fetcher.fetch(
             ticket.indices,
             lambda position: page.write(Doing.FETCHING, ticket.epoch, ticket.seq, position),
+            seeding,
             clock.marked,
         )
         nbytes = estimate(samples) if self.who.auto_collation else 0
         if nbytes > ticket.allowance:
             await self._memory(ticket, nbytes)
         clock.fetched = time.perf_counter()
-        collated = partial(copy_context().run, self._collated, samples)  # the ranks are known there, too
-        batch, error = await self._loop.run_in_executor(self._thread, collated)
+        if seeding is not None and self._collates_here:
+            batch, error = self._collated(samples, seeding.all(COLLATE))
+        else:
+            own = nullcontext() if seeding is None else seeding.without_generators().all(COLLATE)
+            collated = partial(copy_context().run, self._collated, samples, own)  # the ranks are known there, too
+            batch, error = await self._loop.run_in_executor(self._thread, collated)
         if error is not None:
             raise error
         return Made(batch, clock.mark), nbytes, (clock.fetched - clock.began, time.perf_counter() - clock.fetched)
 
-    def _collated(self, samples: Any) -> tuple[Any, BaseException | None]:
+    def _collated(self, samples: Any, own: AbstractContextManager[Any]) -> tuple[Any, BaseException | None]:
         """Not raised there: a future cannot hold `StopIteration`, and whoever waits for it would wait for ever."""
         try:
-            return self._collate_fn(samples), None
+            with own:
+                return self._collate_fn(samples), None
         except BaseException as error:
             return None, error
 

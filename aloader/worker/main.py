@@ -94,6 +94,7 @@ def _set_up(bench: Bench, load: Callable[[], Job], carried: bool, settled: bytes
         collate.default_collate_fn_map.update(job.collate_entries)
     if job.worker_init_fn is not None:
         job.worker_init_fn(start.slot)
+    bench.begin_from(start.states)
     bench.take(job)
 
 

@@ -8,19 +8,33 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
 
+from aloader.channel.messages import Ticket
 from aloader.channel.replica import replicator
 from aloader.worker.concurrent import enter
-from aloader.worker.fetch import _awaited, has_awaitables, is_async
+from aloader.worker.fetch import Failed, Fetcher, has_awaitables, is_async, seeded
+from aloader.worker.generators import AWAITED, SAMPLE, TOGETHER, Seeding, kept, unseeded
+from aloader.worker.states import Generators
 
 
-def replay(dataset: Any, index: Any) -> Any:
-    """`dataset[index]`, awaited where it is to be, inside the dataset's `async with`. Raises what it raises."""
+def replay(dataset: Any, index: Any, key: int | None = None) -> Any:
+    """`dataset[index]`, awaited where it is to be, inside the dataset's `async with`. Raises what it raises.
+
+    With a `key`, it draws from generators of its own. (A dataset with nothing but `__getitems__` draws what it would if
+    the sample were alone in its batch.)
+    """
     if not hasattr(type(dataset), "__getitem__") and not hasattr(type(dataset), "__getitems__"):
         raise TypeError(f"{type(dataset).__name__} has no __getitem__: only samples that have an index can be replayed")
-    if is_async(dataset):
-        return _run(_entered(_copy(dataset), index))
-    sample = _get(dataset, index)
-    return _run(_awaited(sample)) if has_awaitables(sample) else sample
+    generators = None if key is None else Generators(shared=True)
+    seeding = Seeding.of(generators, Ticket(0, 0, 0, [index], 0, key), True)
+    with kept(generators):
+        if is_async(dataset):
+            return _run(_entered(_copy(dataset), index, seeding))
+        sample = _get(dataset, index, seeding)
+        return (
+            _run(seeded(sample, None if seeding is None else seeding.all(AWAITED)))
+            if has_awaitables(sample)
+            else sample
+        )
 
 
 class _Only(NamedTuple):
@@ -43,18 +57,28 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
         loop.close()
 
 
-def _get(dataset: Any, index: Any) -> Any:
-    if hasattr(type(dataset), "__getitem__"):
-        return dataset[index]
-    return dataset.__getitems__([index])[0]
+def _get(dataset: Any, index: Any, seeding: Seeding | None) -> Any:
+    alone = hasattr(type(dataset), "__getitem__")
+    if seeding is None:
+        unseeded()
+    else:
+        seeding.all(SAMPLE if alone else TOGETHER).begin()
+    return dataset[index] if alone else dataset.__getitems__([index])[0]
 
 
-async def _entered(dataset: Any, index: Any) -> Any:
+async def _entered(dataset: Any, index: Any, seeding: Seeding | None) -> Any:
+    alone = hasattr(type(dataset), "__getitem__")
     async with AsyncExitStack() as stack:
         await enter(dataset, stack)
-        if hasattr(type(dataset), "__getitem__"):
-            return await _awaited(dataset[index])
-        return await _awaited((await _awaited(dataset.__getitems__([index])))[0])
+        try:
+            fetched = await Fetcher(dataset, not alone, 1).fetch(index if alone else [index], _quiet, seeding)
+        except Failed as failed:
+            raise failed.cause from None
+        return fetched if alone else fetched[0]
+
+
+def _quiet(position: int) -> None:
+    """Nobody looks at how far it is."""
 
 
 class PrivateLoop:

@@ -18,6 +18,7 @@ from torch.utils.data import ChainDataset
 
 from aloader.channel.marks import Resume, is_stateful
 from aloader.worker.fetch import Failed, Fetcher, Note, Progress, blamed, close_all, reads_async
+from aloader.worker.generators import OPEN, Seeding, driven
 from aloader.worker.marks import Marker, load, tell
 
 
@@ -26,9 +27,16 @@ class Dry(Exception):  # noqa: N818
 
 
 class Stream:
-    """One pass over a dataset. The iterator is made by `open`, at the latest for the first sample."""
+    """One pass over a dataset. The iterator is made by `open`, at the latest for the first sample.
 
-    def __init__(self, dataset: Any, drop_last: bool, marker: Marker, resume: Resume | None = None) -> None:
+    `shard` is which share of the dataset it is, of all ranks and workers, and `position` how many samples of it have
+    been read: together, what a sample is known by where it is seeded.
+    """
+
+    def __init__(
+        self, dataset: Any, drop_last: bool, marker: Marker, shard: int = 0, resume: Resume | None = None
+    ) -> None:
+        self.shard = shard
         self._dataset = dataset
         self._drop_last = drop_last
         self._marker = marker
@@ -41,8 +49,10 @@ class Stream:
         self.marks = True  # whether they are taken
         self.mark: bytes | None = None  # behind the ticket that was read last
 
-    def open(self) -> None:
+    def open(self, seeding: Seeding | None = None) -> None:
         """Make the iterator. Raises what the dataset raises."""
+        if seeding is not None:
+            seeding.begin((self.shard, 0), OPEN)
         try:
             self._tell_dataset()
             if not self._ended:
@@ -64,11 +74,6 @@ class Stream:
         if mark is not None and mark.iterator is not None:
             load(self._iterator, mark.iterator)
 
-    @property
-    def is_stateful(self) -> bool:
-        """Whether its iterator can be asked for its state."""
-        return is_stateful(self._iterator)
-
     def mark_now(self) -> bytes | None:
         """What the dataset says of itself at this moment."""
         return self._marker.at_once(self._iterator, self.position, ended=self._ended)
@@ -84,28 +89,32 @@ class Stream:
         self._number += 1
         return given
 
-    def take(self, count: int | None, progress: Progress) -> Any:
+    def take(self, count: int | None, progress: Progress, seeding: Seeding | None = None) -> Any:
         """The next samples, as many as there are up to `count`. Raises `Dry` and `Failed`."""
         progress[0] = 0
         if self._ended:
             raise Dry
         if self._iterator is None:
             try:
-                self.open()
+                self.open(seeding)
             except BaseException as error:
                 raise Failed(0, error) from None
         if self._ended:
             raise Dry
         while self._was_given():
-            close_all(self._read(count, progress))
-        return self._read(count, progress)
+            close_all(self._ticket(count, progress, seeding))
+            _forget(seeding)
+        return self._ticket(count, progress, seeding)
 
-    def _read(self, count: int | None, progress: Progress) -> Any:
+    def _ticket(self, count: int | None, progress: Progress, seeding: Seeding | None) -> Any:
         samples: list[Any] = []
         try:
             while len(samples) < (1 if count is None else count):
                 progress[0] = len(samples)
+                if seeding is not None:
+                    seeding.begin(self._named(seeding))
                 samples.append(next(self._iterator))
+                self.position += 1
         except StopIteration:
             self._ended = True
         except BaseException as error:
@@ -113,30 +122,31 @@ class Stream:
             raise Failed(len(samples), error) from None
         return self._taken(samples, count)
 
-    async def take_async(self, count: int | None, note: Note) -> Any:
+    async def take_async(self, count: int | None, note: Note, seeding: Seeding | None = None) -> Any:
         """The same, with an iterator that may have to be awaited."""
         note(0)
         if self._ended:
             raise Dry
         if self._iterator is None:
             try:
-                await self._open_async()
+                await (self._open_async() if seeding is None else self._open_seeded(seeding))
             except BaseException as error:
                 self._ended = True
                 raise blamed(0, error) from None
         if self._ended:
             raise Dry
         while self._was_given():
-            close_all(await self._read_async(count, note))
-        return await self._read_async(count, note)
+            close_all(await self._ticket_async(count, note, seeding))
+            _forget(seeding)
+        return await self._ticket_async(count, note, seeding)
 
-    async def _read_async(self, count: int | None, note: Note) -> Any:
+    async def _ticket_async(self, count: int | None, note: Note, seeding: Seeding | None) -> Any:
         samples: list[Any] = []
         try:
             while len(samples) < (1 if count is None else count):
                 note(len(samples))
-                item = self._next()
-                samples.append(await item if self._awaits else item)
+                samples.append(await self._read(seeding) if self._awaits else self._next(seeding))
+                self.position += 1
         except (StopIteration, StopAsyncIteration):
             self._ended = True
         except BaseException as error:
@@ -159,12 +169,28 @@ class Stream:
         self._awaits = hasattr(type(self._iterator), "__anext__")
         self._tell_iterator()
 
-    def _next(self) -> Any:
-        """The next sample, or what is to be awaited for it. (A `StopIteration` cannot pass through a coroutine.)"""
-        return anext(self._iterator) if self._awaits else next(self._iterator)
+    async def _open_seeded(self, seeding: Seeding) -> None:
+        await driven(seeding.own((self.shard, 0), OPEN), self._open_async())
+
+    def _next(self, seeding: Seeding | None) -> Any:
+        """The next sample of an ordinary iterator. (A `StopIteration` cannot pass through a coroutine.)"""
+        if seeding is None:
+            return next(self._iterator)
+        with seeding.own(self._named(seeding)):
+            return next(self._iterator)
+
+    async def _read(self, seeding: Seeding | None) -> Any:
+        """The next sample of an iterator that is awaited."""
+        if seeding is None:
+            return await anext(self._iterator)
+        return await driven(seeding.own(self._named(seeding)), _next_of(self._iterator))
+
+    def _named(self, seeding: Seeding) -> tuple[int, int]:
+        """What the sample that is read next is known by."""
+        seeding.names.append((self.shard, self.position))
+        return self.shard, self.position
 
     def _taken(self, samples: list[Any], count: int | None) -> Any:
-        self.position += len(samples)
         if self.marks:
             self.mark = self._marker.take(self._iterator, self.position, ended=self._ended)
         if not samples:
@@ -182,6 +208,16 @@ class Stream:
         iterator, self._iterator = self._iterator, None
         if hasattr(type(iterator), "aclose"):
             await iterator.aclose()
+
+
+def _forget(seeding: Seeding | None) -> None:
+    """What was read was dropped: the batch is not known by it."""
+    if seeding is not None:
+        seeding.names.clear()
+
+
+async def _next_of(iterator: Any) -> Any:
+    return await anext(iterator)
 
 
 async def _chained(datasets: Iterable[Any]) -> AsyncIterator[Any]:
@@ -208,13 +244,15 @@ class StreamFetcher:
         """What the dataset said of itself behind the ticket that was read last; at the end: then."""
         return self._stream.mark
 
-    async def fetch(self, count: int | None, note: Note, marked: Callable[[bytes | None], None]) -> Any:
+    async def fetch(
+        self, count: int | None, note: Note, seeding: Seeding | None, marked: Callable[[bytes | None], None]
+    ) -> Any:
         """The samples of a ticket; `marked` is told what the dataset says of itself behind it. Raises `Dry` and
         `Failed`."""
         async with self._turn:
-            samples = await self._stream.take_async(count, note)
+            samples = await self._stream.take_async(count, note, seeding)
             marked(self._stream.mark)
-        return await self._rest.awaited(samples, count is not None, note)
+        return await self._rest.awaited(samples, count is not None, note, seeding)
 
     async def aclose(self) -> None:
         """Nobody wants the rest."""

@@ -16,12 +16,13 @@ from typing import Any, Final
 
 from aloader.channel.stacks import Frame, Stack, pack, users
 from aloader.channel.status import MOST_TASKS, StatusPage
-from aloader.worker import fetch
+from aloader.worker import fetch, generators
 
 _DEPTH: Final = 100
 _KNOWN: Final = (asyncio.Future, CoroutineType, GeneratorType, AsyncGeneratorType)
 _SAMPLES: Final = fetch._all.__code__
 _CALL: Final = fetch.Fetcher._call.__code__
+_DRIVEN: Final = generators.driven.__code__
 
 
 def answer(loop: asyncio.AbstractEventLoop, page: StatusPage) -> None:
@@ -95,6 +96,8 @@ def _step(awaited: Any) -> tuple[FrameType | None, Any]:
         return None, None if awaited.done() else awaited.get_coro()
     if inspect.iscoroutine(awaited):
         return awaited.cr_frame, awaited.cr_await
+    if inspect.isgenerator(awaited) and awaited.gi_code is _DRIVEN:
+        return None, awaited.gi_frame.f_locals["coroutine"] if awaited.gi_frame is not None else None
     if inspect.isgenerator(awaited):
         return awaited.gi_frame, awaited.gi_yieldfrom
     if inspect.isasyncgen(awaited):

@@ -123,3 +123,33 @@ def test_a_page_that_is_dropped_lets_its_descriptor_go():
     del page
     with pytest.raises(OSError):
         os.fstat(mine)
+
+
+def test_a_note_counts_until_a_later_one_and_there_are_two():
+    page, fd = StatusPage.create()
+    worker = adopt(fd)
+    assert page.noted(9, 9) is None
+    worker.note(1, 4, b"four")
+    worker.note(1, 8, b"eight!")
+    assert [page.noted(1, seq) for seq in (3, 4, 7, 8)] == [None, b"four", b"four", b"eight!"]
+    worker.note(2, 0, b"next epoch")
+    assert [page.noted(1, 7), page.noted(1, 99), page.noted(2, 0)] == [None, b"eight!", b"next epoch"]
+    worker.close()
+    page.close()
+
+
+def test_what_was_being_written_is_no_note():
+    page, fd = StatusPage.create()
+    worker = adopt(fd)
+    worker.note(1, 4, b"four")
+    worker.note(1, 8, b"eight")
+
+    class Killed(bytes):
+        def __len__(self) -> int:
+            return 1 << 13
+
+    with pytest.raises(IndexError):  # its length is not what it says: copying it fails halfway
+        worker.note(1, 12, Killed(b"twelve"))
+    assert [page.noted(1, 4), page.noted(1, 20)] == [None, b"eight"]
+    worker.close()
+    page.close()

@@ -15,21 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
-import aloader
-from aloader import DataLoader
-
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SAMPLES = 1797
 EPOCHS = 2
 SECONDS = 100
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
-
-# To be merged first: loaders that share out by `distributed=`; loaders that have a state, and `aloader.sampling`.
-shares_out = pytest.mark.skipif(
-    len(DataLoader(list(range(4)), distributed=(0, 2)).sampler) != 2, reason="distributed= does not share out yet"
-)
-has_state = pytest.mark.skipif(not hasattr(aloader.DataLoader, "load_state_dict"), reason="loaders have no state yet")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +78,6 @@ class Torchrun:
         self.end()
 
 
-@shares_out
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_see_equally_many_batches_and_every_sample(tmp_path: Path, data: Path, ranks: int) -> None:
     running = Torchrun(ranks, "train_ddp.py", tmp_path, "--data", data, "--epochs", EPOCHS)
@@ -139,7 +129,6 @@ def assert_once_each(lines: list[dict[str, Any]]) -> None:
         assert times == Counter(range(SAMPLES)), f"epoch {epoch}"
 
 
-@has_state
 def test_stopped_by_sigterm_it_goes_on_with_other_ranks_and_every_sample_comes_once(tmp_path: Path, data: Path) -> None:
     training = Resumed(tmp_path, data)
     for ranks, workers, epoch in ((4, 1, 0), (2, 0, 1)):
@@ -157,7 +146,6 @@ def test_stopped_by_sigterm_it_goes_on_with_other_ranks_and_every_sample_comes_o
     assert_once_each(lines)
 
 
-@has_state
 def test_killed_it_goes_on_from_what_was_saved_last_and_misses_nothing(tmp_path: Path, data: Path) -> None:
     training = Resumed(tmp_path, data)
     running = training.start(2, workers=1)

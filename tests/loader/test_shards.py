@@ -171,7 +171,7 @@ def test_one_worker_of_many_ranks_is_not_warned_of():
 
 @pytest.mark.usefixtures("rank_2_of_3")
 def test_without_workers_the_rank_is_known_in_samples_and_collating_and_nowhere_else():
-    loader = DataLoader(Places(2), 2, collate_fn=with_place, distributed=(1, 4))
+    loader = DataLoader(Places(8), 2, collate_fn=with_place, distributed=(1, 4))
     (batch,) = loader
     assert batch == [(1, 4, 0, 1)] * 3
     assert place() == (2, 3, 0, 1)
@@ -186,7 +186,7 @@ def test_without_workers_the_rank_is_known_in_samples_and_collating_and_nowhere_
 @pytest.mark.usefixtures("debug")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_async_dataset_knows_its_rank_in_every_step(workers):
-    loader = DataLoader(AsyncPlaces(2), 1, num_workers=workers, collate_fn=with_place, distributed=(1, 4))
+    loader = DataLoader(AsyncPlaces(8), 1, num_workers=workers, collate_fn=with_place, distributed=(1, 4))
 
     async def batches():
         return [batch async for batch in loader]
@@ -231,14 +231,14 @@ def test_also_by_multiprocessings_other_ways(tmp_path):
 def test_in_threads_of_workers_that_are_kept_on_a_shared_pool():
     arguments: Any = {"collate_fn": as_list, "num_workers": 2, "concurrency": 4, "persistent_workers": True}
     with WorkerPool(2) as pool:
-        loaders = [DataLoader(Places(2), pool=pool, distributed=(rank, 4), **arguments) for rank in (1, 3)]
+        loaders = [DataLoader(Places(8), pool=pool, distributed=(rank, 4), **arguments) for rank in (1, 3)]
         for _ in range(2):
             for loader in loaders:
                 rank = loader.ranks.rank
                 assert list(loader) == [[(rank, 4, 0, 2)], [(rank, 4, 1, 2)]]
             for loader in loaders:
                 loader.close()
-            loaders = [DataLoader(Places(2), pool=pool, distributed=(rank, 4), **arguments) for rank in (1, 3)]
+            loaders = [DataLoader(Places(8), pool=pool, distributed=(rank, 4), **arguments) for rank in (1, 3)]
 
 
 class Mortal(Places):
@@ -257,7 +257,7 @@ class Mortal(Places):
 
 
 def test_a_worker_in_a_dead_ones_place_has_its_rank(tmp_path):
-    dataset = Mortal(3, str(tmp_path / "dead"))
+    dataset = Mortal(12, str(tmp_path / "dead"))
     with DataLoader(dataset, collate_fn=as_list, num_workers=1, distributed=(1, 4)) as loader:
         batches = iter(loader)
         with pytest.raises(WorkerLost):

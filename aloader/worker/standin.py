@@ -1,0 +1,80 @@
+"""What stands in for a worker process where there is none: what is sent to it is begun at once, as tasks of a loop."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Protocol
+
+from aloader.channel.messages import Granted, Ticket
+from aloader.channel.stacks import Stack
+from aloader.channel.status import Doing, Status
+
+
+class Employer(Protocol):
+    """Whose tickets these are: `local.LocalCrew`."""
+
+    def begin(self, ticket: Ticket) -> None: ...
+    def grant(self, message: Granted) -> None: ...
+    def stacks(self, epoch: int, seq: int) -> list[Stack]: ...
+
+
+class Made:
+    """A batch in ordinary memory, and what the dataset said of itself behind it."""
+
+    __slots__ = ("_batch", "mark")
+
+    def __init__(self, batch: Any, mark: bytes | None) -> None:
+        self._batch = batch
+        self.mark = mark
+
+    def unpack(self) -> Any:
+        """The batch."""
+        return self._batch
+
+
+class LocalWorker:
+    """The one slot: what is sent to its link is begun as a task of the loop."""
+
+    slot = 0
+    generation = 0
+
+    def __init__(self, crew: Employer) -> None:
+        self.pid = os.getpid()
+        self.link = self.page = self  # one object plays all three: nothing is sent and nothing is mapped
+        self._crew = crew
+        self._status = Status(Doing.IDLE, -1, -1, -1, 0.0)
+
+    def send(self, message: Ticket | Granted) -> None:
+        """As a link."""
+        if isinstance(message, Ticket):
+            self._crew.begin(message)
+        else:
+            self._crew.grant(message)
+
+    def read(self) -> Status:
+        """As a status page."""
+        return self._status
+
+    def write(self, doing: Doing, epoch: int = -1, seq: int = -1, position: int = -1) -> None:
+        """As a status page."""
+        self._status = Status(doing, epoch, seq, position, time.monotonic())
+
+    def inquire(self, epoch: int, seq: int) -> Told:
+        """Where the tasks of a ticket stand, at once."""
+        return Told(self._crew.stacks(epoch, seq))
+
+
+class Told:
+    """The answer to where the worker stands. (As `pool.inquiry.Inquiry`.)"""
+
+    def __init__(self, stacks: list[Stack]) -> None:
+        self._stacks = stacks
+
+    def over(self) -> bool:
+        """There is nothing to wait for."""
+        return True
+
+    def told(self) -> list[Stack]:
+        """Where it stands."""
+        return self._stacks
