@@ -5,28 +5,25 @@ and of async datasets.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 
-from aloader import DataLoader, WorkerPool
+from aloader import DataLoader, WorkerPool, sample_rng
 
 from .resuming import in_parts, whole
+from .streams import share
 
 N = 23
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.skipif(
-        importlib.util.find_spec("aloader.worker.generators") is None,
-        reason="aloader.worker.generators is missing: samples do not have generators of their own yet",
-    ),
 ]
 
 
@@ -110,6 +107,45 @@ def test_whatever_the_concurrency(pool: WorkerPool, concurrency: int) -> None:
     expected = whole(maker(pool, "seed, async")(0), epochs=2)
     got = in_parts(maker(pool, "seed, async", concurrency=concurrency), [2, 4], (0, 2, 0))
     assert got == expected
+
+
+class Noise(IterableDataset[float]):
+    """What is read from its front draws as well, and has no state."""
+
+    def __iter__(self) -> Iterator[float]:
+        for number in share(range(N)):
+            yield number + random.random() + float(torch.rand(()))
+
+
+class AsyncNoise:
+    """The same, async."""
+
+    async def __aiter__(self) -> AsyncIterator[float]:
+        for number in Noise():
+            await asyncio.sleep(0)
+            yield number
+
+
+class Named(Images):
+    """Draws from the sample's own generator, between awaits."""
+
+    async def __getitem__(self, index: int) -> float:  # type: ignore[override]
+        first = sample_rng().random()
+        await asyncio.sleep(0.001 * (index % 3))  # sleep: others draw meanwhile
+        return index + first + sample_rng().random()
+
+
+@pytest.mark.parametrize("kind", [Noise, AsyncNoise, Named])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_with_a_seed_whatever_the_dataset(pool: WorkerPool, kind: Any, workers: int) -> None:
+    on = {"pool": pool, "num_workers": workers} if workers else {}
+
+    def make(_: int) -> Any:
+        return DataLoader(kind(), 3, seed=7, **on)
+
+    for how in ("for", "async for"):
+        expected = whole(make(0), how, epochs=2)
+        assert in_parts(make, [1, 4], how=how) == expected
 
 
 def test_a_collate_function_draws_the_same_with_a_seed(pool: WorkerPool) -> None:
