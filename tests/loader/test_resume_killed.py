@@ -32,7 +32,7 @@ def train(folder, begun, kind, workers, **arguments):
             steps += 1
             print(steps, *batch.tolist(), file=log, flush=True)
             os.write(begun, b".")
-            time.sleep(0.001)  # sleep: a step of training
+            time.sleep(0.003)  # sleep: a step of training
             if steps % 3 == 0:
                 new = folder / "new"
                 new.write_text(json.dumps({{"steps": steps, "loader": loader.state_dict()}}))
@@ -57,7 +57,7 @@ def killed_and_resumed(folder, number, *args, **arguments):
     moments = random.Random(number)
     for _ in range(3):
         pid = begin(folder, *args, **arguments)
-        time.sleep(moments.uniform(0, 0.1))  # sleep: the moment at which it is killed
+        time.sleep(moments.uniform(0, 0.06))  # sleep: the moment at which it is killed
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         assert status == signal.SIGKILL, "it had not come to its end"
