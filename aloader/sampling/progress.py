@@ -42,5 +42,10 @@ class Progress:
         """The user has its error instead."""
         self._failed.add(number)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the user had an error, and nothing since."""
+        return bool(self._failed)
+
     def __repr__(self) -> str:
         return f"<Progress below {self.low}{f' and {sorted(self.beyond)}' if self.beyond else ''}>"

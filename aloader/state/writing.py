@@ -55,9 +55,11 @@ def numbers_beyond(state: dict[str, Any]) -> list[int]:
 
 
 def points(record: Record) -> list[Resume]:
-    """Where each worker would go on; where nobody reads ahead, the dataset is asked now."""
+    """Where each worker would go on; where nobody reads ahead, the dataset is asked now, unless it is beyond what it
+    has failed in, which comes again."""
     found = record.points()
-    packed = record.now() if record.now is not None else None
+    beyond = any(share.progress.has_failed for share in record.shares)
+    packed = None if beyond or record.now is None else record.now()
     if packed is not None:
         low = found[0].low
         found[0] = Resume(unpack_mark(packed), low, low)

@@ -10,8 +10,9 @@ of what is read from there on is read and dropped.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 from torch.utils.data import ChainDataset
@@ -102,7 +103,8 @@ class Stream:
         if self._ended:
             raise Dry
         while self._was_given():
-            close_all(self._ticket(count, progress, seeding))
+            with _error_given():
+                close_all(self._ticket(count, progress, seeding))
             _forget(seeding)
         return self._ticket(count, progress, seeding)
 
@@ -136,7 +138,8 @@ class Stream:
         if self._ended:
             raise Dry
         while self._was_given():
-            close_all(await self._ticket_async(count, note, seeding))
+            with _error_given():
+                close_all(await self._ticket_async(count, note, seeding))
             _forget(seeding)
         return await self._ticket_async(count, note, seeding)
 
@@ -208,6 +211,16 @@ class Stream:
         iterator, self._iterator = self._iterator, None
         if hasattr(type(iterator), "aclose"):
             await iterator.aclose()
+
+
+@contextlib.contextmanager
+def _error_given() -> Iterator[None]:
+    """In the place of a ticket that the user has had: an error of the dataset's is one that they have had as well."""
+    try:
+        yield
+    except Failed as failed:
+        if not isinstance(failed.cause, Exception):
+            raise
 
 
 def _forget(seeding: Seeding | None) -> None:
