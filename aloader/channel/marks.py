@@ -12,12 +12,14 @@ from aloader.channel.faults import pack_fault, unpack_fault
 
 class Mark(NamedTuple):
     """The states of a dataset and of the iterator that it has made (None: it has none), how many samples of its share a
-    worker had read by then, and whether that was all of them."""
+    worker had read by then, and whether that was all of them. `before`: this is from the end of the pass before, and
+    what they have counted and drawn there goes on in this one."""
 
     dataset: Any = None
     iterator: Any = None
     position: int = 0
     ended: bool = False
+    before: bool = False
 
 
 class Resume(NamedTuple):

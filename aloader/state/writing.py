@@ -77,6 +77,7 @@ def worker_state(slot: int, point: Resume) -> dict[str, Any]:
         "reads_from": point.reads_from,
         "samples": mark.position,
         "ended": mark.ended,
+        "before": mark.before,
         "dataset": encode(mark.dataset, f"{where} dataset"),
         "iterator": encode(mark.iterator, f"{where} iterator"),
     }
@@ -84,6 +85,7 @@ def worker_state(slot: int, point: Resume) -> dict[str, Any]:
 
 def resume_of(worker: dict[str, Any]) -> Resume:
     """The same, read."""
-    mark = Mark(decode(worker["dataset"]), decode(worker["iterator"]), worker["samples"], worker["ended"])
+    states = decode(worker["dataset"]), decode(worker["iterator"])
+    mark = Mark(*states, worker["samples"], worker["ended"], worker["before"])
     said = mark.dataset is not None or mark.iterator is not None or mark.position or mark.ended
     return Resume(mark if said else None, worker["reads_from"], worker["tickets"], tuple(worker["beyond"]))

@@ -38,12 +38,13 @@ class Marker:
 
     def at_once(self, iterator: Any = None, position: int = 0, *, ended: bool = False) -> bytes | None:
         """The same, whatever it costs."""
-        separate = iterator if iterator is not self._dataset and is_stateful(iterator) else None
-        if self._dataset is None and separate is None:
+        asked = self._dataset if self._dataset is not iterator else None  # its own iterator is asked as that
+        iterator = iterator if is_stateful(iterator) else None
+        if asked is None and iterator is None:
             return None
         try:
-            dataset = None if self._dataset is None else self._dataset.state_dict()
-            state = None if separate is None else separate.state_dict()
+            dataset = None if asked is None else asked.state_dict()
+            state = None if iterator is None else iterator.state_dict()
         except Exception as error:
             return pack_mark(error, self._worker)
         return pack_mark(Mark(dataset, state, position, ended), self._worker)

@@ -69,10 +69,12 @@ class Stream:
         if mark is not None:
             self._ended = mark.ended
             tell(self._dataset, mark)
+            if mark.before and mark.iterator is not None:  # it has gone, and what it drew from has not
+                load(iter(self._dataset), mark.iterator)
 
     def _tell_iterator(self) -> None:
         mark = self._resume.mark
-        if mark is not None and mark.iterator is not None:
+        if mark is not None and mark.iterator is not None and not mark.before:
             load(self._iterator, mark.iterator)
 
     def mark_now(self) -> bytes | None:
