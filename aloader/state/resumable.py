@@ -28,9 +28,9 @@ class Resumable:
         has its keys). Before an epoch's first batch, and after its last, it is the beginning of the next one.
 
         Callable at any moment, also while somebody waits for a batch; costs a fraction of a millisecond, and nothing
-        per batch. For a dataset with indices it is the same whatever the number of workers, and on every rank that is at
-        the same batch: with `seed=`, or where torch's generator was seeded alike on all. See docs/howto/resume.md for
-        samplers and datasets that have a state of their own. Raises what those raise, and TypeError for a state of
+        per batch. For a dataset with indices it is the same whatever the number of workers, and on every rank that is
+        at the same batch: with `seed=`, or where torch's generator was seeded alike on all. See docs/howto/resume.md
+        for samplers and datasets that have a state of their own. Raises what those raise, and TypeError for a state of
         theirs that JSON cannot hold.
         """
         return self._journal.state(
