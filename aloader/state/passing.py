@@ -55,6 +55,10 @@ def fresh(loader: Settings, epoch: int, kept: Who | None, before: Pass | None = 
 def from_the_front(loader: Settings, indices: Any) -> Any:
     """What a pass is drawn from; `indices` is a fresh iterator of the sampler's."""
     make = partial(source_for, loader, indices)
+    if any(getattr(sampler, "automatic", False) for sampler in samplers_in(loader.sampler, loader.batch_sampler)):
+        source = make()
+        source.state(source.first)  # of this epoch, whichever the sampler is told before the first batch is drawn
+        make = partial(_same, source)
     return make() if _draws_ahead(loader) else LateSource(make)
 
 

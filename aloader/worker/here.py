@@ -90,11 +90,10 @@ class Maker:
             self._reading(self._open, stream)
             weakref.finalize(owner, stream.let_go)
 
-    def open_ahead(self) -> None:
-        """Begin, where others may ask for a state while a batch is being made: what belongs to it is noted with it."""
+    def open_later(self) -> None:
+        """Begin with the first batch, in the thread that makes it: opening may take time. Others may ask for a state
+        while a batch is being made: what belongs to it is noted with it."""
         self._ahead = True
-        if self._stream is not None:
-            self._reading(self._open, self._stream)
 
     def _open(self, stream: Stream) -> None:
         with kept(self._generators):
@@ -238,7 +237,7 @@ class ThreadedBatches:
         self._owner = owner
         self._pending: Future[Any] | None = None  # of no loop: it may be taken on another than it was begun on
         self._waiting = False
-        maker.open_ahead()
+        maker.open_later()
 
     def __aiter__(self) -> Self:
         return self

@@ -76,6 +76,8 @@ def test_every_argument_comes_back():
         "concurrency": 7,
         "memory_limit": "1GiB",
         "worker_setup": print,
+        "seed": 7,
+        "distributed": (1, 3),
     }
     assert set(PARAMETERS) - set(SAMPLING) - {"pool"} <= set(given)  # which excludes a context, and has a test below
     made = again(DataLoader(Numbers(), **given))
@@ -113,6 +115,14 @@ def test_the_samples_are_the_same(arguments, kind):
     else:
         assert list(made) == list(loader)
         assert len(list(made)) > 0
+
+
+@pytest.mark.parametrize("more", [{"seed": 1}, {"distributed": (1, 3)}, {"seed": 1, "distributed": (1, 3)}], ids=named)
+def test_a_sampler_of_the_loaders_own_goes_along_and_follows_the_new_ones_epochs(more):
+    loader = DataLoader(list(range(10)), batch_size=2, shuffle=True, collate_fn=str, **more)
+    made = again(loader)
+    assert made.sampler is loader.sampler
+    assert [list(made), list(made)] == [list(loader), list(loader)]
 
 
 def test_a_stream_has_neither_sampler_nor_batch_sampler():

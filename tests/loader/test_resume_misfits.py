@@ -178,6 +178,15 @@ def test_an_epoch_that_is_set_after_a_break_is_the_next_one():
     assert (loader.epoch, loader.state_dict()["epoch"], loader.state_dict()["batches"]) == (5, 5, 0)
 
 
+def test_passes_that_are_read_in_turns_keep_their_epochs():
+    loader = DataLoader(range(20), batch_size=4, shuffle=True, seed=0)
+    alone = [[batch.tolist() for batch in loader] for _ in range(2)]
+    again = DataLoader(range(20), batch_size=4, shuffle=True, seed=0)
+    first, second = iter(again), iter(again)
+    turns = [(next(first).tolist(), next(second).tolist()) for _ in range(5)]
+    assert [list(batches) for batches in zip(*turns, strict=True)] == alone
+
+
 def test_one_that_is_set_while_a_pass_goes_on_is_the_one_after_it():
     loader = DataLoader(range(20), batch_size=4, shuffle=True, seed=0)
     batches = iter(loader)
