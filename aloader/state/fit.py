@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import BatchSampler
 
 from aloader.settings import Settings, workers_of
-from aloader.state.writing import VERSION
+from aloader.state.writing import KEYS, VERSION
 
 
 def fingerprint(loader: Settings) -> dict[str, Any]:
@@ -33,18 +33,16 @@ def fingerprint(loader: Settings) -> dict[str, Any]:
 def check(loader: Settings, state: dict[str, Any], *, strict: bool) -> None:
     """Raise ValueError where a state is none of ours, or of other data, and `strict` says that this matters."""
     version = state.get("version")
-    if version != VERSION or "batches" not in state or "data" not in state:
+    if version != VERSION or not state.keys() >= KEYS:
         raise ValueError(
             f"this is no state of aloader.DataLoader's version {VERSION}: it has the keys {sorted(map(str, state))[:8]}"
             + (f" and version {version!r}" if version is not None else "")
             + ". States of torchdata's StatefulDataLoader have another layout, and cannot be read"
         )
     mine, theirs = fingerprint(loader), state["data"]
-    wrong = (
-        []
-        if strict is False
-        else [_difference(name, theirs.get(name), mine.get(name)) for name in mine if _differs(name, mine, state)]
-    )
+    wrong = []
+    if strict:
+        wrong = [_difference(name, theirs.get(name), mine[name]) for name in mine if _differs(name, mine, state)]
     if strict and state["seed"] != loader.seed:
         wrong.append(_difference("seed", state["seed"], loader.seed))
     if mine["kind"] != theirs.get("kind"):

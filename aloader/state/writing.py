@@ -28,6 +28,9 @@ from aloader.sampling.jsonable import decode, encode
 
 VERSION: Final = 1
 
+#: What every state has.
+KEYS: Final = frozenset({"version", "epoch", "batches", "seed", "base_seed", "sampler", "data"})
+
 
 def written(
     record: Record, *, epoch: int, seeds: tuple[int | None, int | None], source: Any, data: dict[str, Any]

@@ -110,6 +110,7 @@ def test_what_is_no_state_of_ours() -> None:
         (theirs, ValueError, "StatefulDataLoader have another layout"),
         (state | {"version": 99}, ValueError, "version 99"),
         ({"version": 1}, ValueError, "no state of aloader.DataLoader"),
+        ({key: state[key] for key in state if key != "sampler"}, ValueError, "no state of aloader.DataLoader"),
         ([1, 2], TypeError, "got list"),
         (None, TypeError, "got NoneType"),
         ("text", TypeError, "got str"),
