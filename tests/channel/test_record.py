@@ -39,11 +39,14 @@ def test_a_share_that_goes_on_numbers_what_is_left() -> None:
     assert [share.assigned() for _ in range(3)] == [1, 3, 4]
 
 
-def test_a_worker_that_is_kept_takes_its_dataset_along_and_not_its_iterator() -> None:
+def test_a_worker_that_is_kept_takes_along_what_was_said_at_its_end() -> None:
     share = Share()
     share.gave(share.assigned(), pack_mark(Mark({"epoch": 0}, {"i": 4}, 4)))
     share.end = pack_mark(Mark({"epoch": 1}, {"i": 9}, 9, ended=True))
-    assert Share(None, share.carries).resume() == Resume(Mark({"epoch": 1}))
+    kept = Share(None, share.carries)
+    assert kept.resume() == Resume(Mark({"epoch": 1}, {"i": 9}, before=True))
+    kept.gave(kept.assigned(), mark(1))
+    assert kept.resume() == Resume(Mark({"read": 1}, position=1), reads_from=1, low=1)
 
 
 def test_workers_take_turns_and_each_has_its_numbers() -> None:

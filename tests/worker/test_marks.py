@@ -59,7 +59,7 @@ def test_an_iterator_of_its_own_is_asked_too_and_one_that_is_the_dataset_is_not_
     assert unpack_mark(packed) == Mark({"asked": 1}, {"asked": 1})
     packed = Marker(dataset).take(dataset)
     assert packed is not None
-    assert unpack_mark(packed) == Mark({"asked": 2}, None)
+    assert unpack_mark(packed) == Mark(None, {"asked": 2})
 
 
 def test_one_that_has_no_state_is_left_alone() -> None:
