@@ -60,8 +60,11 @@ def of_workers(dataset: Dying, workers: int, **more: Any) -> tuple[list[list[Any
                 found[info.worker] += batch
 
 
-@pytest.mark.parametrize("draws", [True, False], ids=["always", "sometimes"])
-@pytest.mark.parametrize("fatal", [(0,), (9,), (8, 12), (5, 6, 7)], ids=str)
+@pytest.mark.parametrize(
+    ("fatal", "draws"),
+    [((0,), True), ((9,), False), ((5, 6, 7), True)],
+    ids=["first", "idle", "three"],
+)
 def test_a_replacement_goes_on_where_the_lost_worker_was(tmp_path, fatal, draws):
     [whole], _ = of_workers(Dying(tmp_path, draws=draws), 1)
     [numbers], lost = of_workers(Dying(tmp_path, fatal, draws), 1)
