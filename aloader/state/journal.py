@@ -58,9 +58,9 @@ class Journal:
         self.current = one
         return one
 
-    def _fresh(self, loader: Settings, kept: Who | None) -> Pass:
+    def _fresh(self, loader: Settings, kept: Who | None, *, fix: bool = False) -> Pass:
         self.next_epoch += 1
-        return fresh(loader, self.next_epoch - 1, kept, self.current)
+        return fresh(loader, self.next_epoch - 1, kept, self.current, fix=fix)
 
     def set_epoch(self, loader: Settings, epoch: int) -> None:
         """The next pass is this epoch. Raises ValueError where a state says otherwise."""
@@ -91,7 +91,7 @@ class Journal:
             return copy.deepcopy(self._loaded)
         one = self._under_way or self._fixed
         if one is None:
-            one = self._fixed = self._fresh(loader, kept)
+            one = self._fixed = self._fresh(loader, kept, fix=True)
         seeds = (None, one.seed) if loader.seed is None else (loader.seed, None)
         state = written(one.record, epoch=one.epoch, seeds=seeds, source=one.source, data=self._data(loader, one))
         workers = points(one.record)

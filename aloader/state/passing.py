@@ -34,9 +34,10 @@ class Pass:
     resumes: list[Resume] = field(default_factory=list)  #: of each worker, where `resumed`
 
 
-def fresh(loader: Settings, epoch: int, kept: Who | None, before: Pass | None = None) -> Pass:
+def fresh(loader: Settings, epoch: int, kept: Who | None, before: Pass | None = None, *, fix: bool = False) -> Pass:
     """A pass from the front. `kept` are the workers that are kept, if any: they have their seed. `before` is the pass
-    before it: what datasets that live on, in kept workers or in this process, take along from that.
+    before it: what datasets that live on, in kept workers or in this process, take along from that. `fix`: draw now
+    what has to be drawn at random, before such a dataset is asked, whose state may be that of the same generator.
 
     Torch asks its sampler for an iterator twice where it starts workers; and where it has none, what a sampler draws at
     random is drawn with the first batch.
@@ -47,9 +48,12 @@ def fresh(loader: Settings, epoch: int, kept: Who | None, before: Pass | None = 
         indices = loader._passes.begin(loader._index_sampler)
     count = kept.num_workers if kept is not None else max(1, workers_of(loader))
     lives_on = before is not None and (kept is not None or loader.num_workers == 0)
+    source = from_the_front(loader, indices)
+    if fix:
+        source.state(source.first)
     carried = before.record.carries() if before is not None and lives_on else []
     record = _record(loader, Progress(), count, carried=carried)
-    return Pass(epoch, seed, key_of(loader, seed, epoch), from_the_front(loader, indices), record)
+    return Pass(epoch, seed, key_of(loader, seed, epoch), source, record)
 
 
 def from_the_front(loader: Settings, indices: Any) -> Any:

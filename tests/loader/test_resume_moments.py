@@ -281,3 +281,30 @@ def test_going_on_draws_from_nobodys_generators(name: str) -> None:
     drawn = left()
     seeded()
     assert left() == drawn
+
+
+class OfTheGlobalGenerator(Numbers):
+    """Its state is that of torch's global generator, from which the loader's sampler draws its seed, too."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": torch.get_rng_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        torch.set_rng_state(state["generator"])
+
+
+def test_what_a_state_between_epochs_draws_is_drawn_before_the_dataset_is_asked():
+    def loader() -> DataLoader[Any]:
+        return DataLoader(OfTheGlobalGenerator(), batch_size=4, shuffle=True)
+
+    def epochs(one: DataLoader[Any], count: int) -> list[Any]:
+        return [[batch.tolist() for batch in one] for _ in range(count)]
+
+    torch.manual_seed(0)
+    whole = epochs(loader(), 4)
+    torch.manual_seed(0)
+    first = loader()
+    begun = epochs(first, 2)
+    second = loader()
+    second.load_state_dict(through_json(first.state_dict()))
+    assert begun + epochs(second, 2) == whole
