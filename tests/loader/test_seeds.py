@@ -94,8 +94,9 @@ def test_unbatched_samples_draw_what_they_draw_in_batches(kind, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dataset", [Reading(), AsyncReading()], ids=["ordinary", "async"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("dataset", "workers"), [(Reading(), 2), (AsyncReading(), 1)], ids=["ordinary, 2 workers", "async, 1 worker"]
+)
 def test_an_iterable_datasets_numbers_go_by_the_share_and_the_place_in_it(dataset, workers, monkeypatch):
     expected = epochs(dataset, num_workers=workers, count=2)
     assert epochs(dataset, "async for", 2, num_workers=workers, persistent_workers=True) == expected
