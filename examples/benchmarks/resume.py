@@ -14,8 +14,8 @@ the counts of its millionth, and the batch is `ShuffledSampler`'s. Rivals have t
 *Asking:* `state_dict()` after each batch. *Every step:* batches a second with that and without, 2 workers, contenders
 in alternating rounds, ratios within rounds. (StatefulDataLoader notes a state in each step, whether asked or not.)
 
-**Result.** 2 cores (x86-64), Python 3.11, torch 2.13, torchdata 0.11. Going on without workers: 3 rounds beside a load of
-4 to 7 from other work; all else: 5 rounds on a machine that had nothing else to do.
+**Result.** 2 cores (x86-64), Python 3.11, torch 2.13, torchdata 0.11. Going on without workers: 3 rounds beside a
+load of 4 to 7 from other work; all else: 5 rounds on a machine that had nothing else to do.
 
 | ms to go on (MB at most) | samples | without workers | 2 workers, beyond starting |
 |---|---|---|---|
@@ -25,11 +25,11 @@ in alternating rounds, ratios within rounds. (StatefulDataLoader notes a state i
 | torch + islice | 5 million | 912, 439–1,278 (244) | 737, 724–800 |
 | StatefulDataLoader | 5 million | 2,175, 1,630–3,464 (442) | 894, 886–942 |
 
-`state_dict()`: medians of 6 to 8 µs for data with indices, 21 µs for an iterable with a state; p99 12 to 45 µs, at most
-0.4 ms. At every step it is 0.2 % of the time for batches of 16 ms of work (rate 1.00, 0.99–1.01). For tiny batches it is
-more than 1 %: 7 % of the consumer's time at 12,200 a second (rate 1.17, 1.02–1.26, which is noise), 13 % at 6,500 a
-second of an iterable with a state (0.92, 0.86–1.11). StatefulDataLoader, which notes a state at every step anyway, gives
-942 and 894 of them a second.
+`state_dict()`: medians of 6 to 8 µs for data with indices, 21 µs for an iterable with a state; p99 12 to 45 µs, at
+most 0.4 ms. At every step it is 0.2 % of the time for batches of 16 ms of work (rate 1.00, 0.99–1.01). For tiny
+batches it is more than 1 %: 7 % of the consumer's time at 12,200 a second (rate 1.17, 1.02–1.26, which is noise), 13
+% at 6,500 a second of an iterable with a state (0.92, 0.86–1.11). StatefulDataLoader, which notes a state at every
+step anyway, gives 942 and 894 of them a second.
 """
 
 from __future__ import annotations
