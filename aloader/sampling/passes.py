@@ -95,19 +95,6 @@ class Passes:
     def _ended(self, sampler: Any) -> None:
         self._drawn_with = sampler.epoch
 
-    def counted(self, iterator: Iterator[Any], sampler: Any, dataset: Any) -> Iterator[Any]:
-        """The same iterator, with a look at the dataset's length at its end."""
-        if not _is_of_all(sampler, dataset):
-            return iterator
-        return self._counted(iterator, sampler, dataset)
-
-    def _counted(self, iterator: Iterator[Any], sampler: Any, dataset: Any) -> Iterator[Any]:
-        drawn, batched = 0, type(sampler) is BatchSampler
-        for indices in iterator:
-            drawn += len(indices) if batched else 1
-            yield indices
-        self.ended(sampler, dataset, drawn)
-
     def ended(self, sampler: Any, dataset: Any, drawn: int | None) -> None:
         """A pass has come to its end after so many samples: is that still what the dataset has?
 

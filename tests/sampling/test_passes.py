@@ -120,15 +120,14 @@ def test_a_length_that_has_changed_in_a_pass_is_noticed_once(drop_last, after, s
     for _ in range(2):
         data = Data(10)
         sampler = BatchSampler(SequentialSampler(data), 3, drop_last)
-        indices = passes.counted(iter(sampler), sampler, data)
-        assert next(indices) == [0, 1, 2]
+        drawn = sum(map(len, sampler))
         data.n = after
         if said:
             with pytest.warns(UserWarning, match=rf"it is {after} now, and the epoch had {9 if drop_last else 10} "):
-                list(indices)
+                passes.ended(sampler, data, drawn)
             said = False
         else:
-            list(indices)
+            passes.ended(sampler, data, drawn)
 
 
 def test_samplers_that_do_not_go_over_all_of_it_are_not_asked():
@@ -142,4 +141,4 @@ def test_samplers_that_do_not_go_over_all_of_it_are_not_asked():
     ):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            list(Passes().counted(iter(sampler), sampler, data))
+            Passes().ended(sampler, data, 1)
