@@ -180,6 +180,16 @@ class _Ours:
     def __exit__(self, *exc: Any) -> None:
         self.base_dataloader.__exit__(*exc)
 
+    def _update_state_dict(self) -> None:
+        """Accelerate would ask its loader for a state with each batch, and that fixes what the next epoch draws."""
+
+    def state_dict(self) -> Any:
+        """Refused: it would leave a batch out."""
+        raise NotImplementedError(
+            "accelerate reads one batch ahead, so that a state of a prepared loader would leave that one out: save how "
+            "many batches you have had, and go on with aloader.integrations.accelerate.skip_first_batches"
+        )
+
     def set_epoch(self, epoch: int) -> None:
         """As accelerate's; and the dataset's `set_epoch` is called in the workers' replicas, too."""
         above: Any = super()
