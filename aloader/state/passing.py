@@ -30,8 +30,7 @@ class Pass:
     record: Record
     first_slot: int = 0
     data: dict[str, Any] | None = None  #: what it is of (`state.fit`), once somebody has asked
-    resumed: bool = False  #: it goes on where another left off: workers that are kept know nothing of that
-    resumes: list[Resume] = field(default_factory=list)  #: of each worker, where `resumed`
+    resumes: list[Resume] = field(default_factory=list)  #: where each worker goes on, if not at the beginning
 
 
 def fresh(loader: Settings, epoch: int, kept: Who | None, before: Pass | None = None, *, fix: bool = False) -> Pass:
@@ -85,7 +84,7 @@ def resumed(loader: Settings, state: dict[str, Any]) -> Pass:
     if seed is None:
         _, seed = begin_sampling(loader)  # it follows from the loader's own
     turn = state.get("next_worker", low) % count
-    return Pass(epoch, seed, key_of(loader, seed, epoch), source, record, turn, None, True, resumes)
+    return Pass(epoch, seed, key_of(loader, seed, epoch), source, record, turn, resumes=resumes)
 
 
 def _draws_ahead(loader: Settings) -> bool:
