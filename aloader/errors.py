@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class LoaderError(Exception):
     """Base of every error that aloader itself raises."""
@@ -73,11 +75,17 @@ class WorkerTraceback(Exception):  # noqa: N818
 
 
 class StorageError(LoaderError, OSError):
-    """A store could not do what was asked: `key` names the object, where there is one."""
+    """A store could not do what was asked.
 
-    def __init__(self, message: str, key: str = "") -> None:
+    `key` names the object, where there is one; `status` is what the server answered (HTTP's number, 0 if it did not),
+    `attempts` how often it was tried.
+    """
+
+    def __init__(self, message: str, key: str = "", *, status: int = 0, attempts: int = 1) -> None:
         super().__init__(message)
         self.key = key
+        self.status = status
+        self.attempts = attempts
 
 
 class KeyNotFound(StorageError, KeyError):  # noqa: N818
@@ -91,6 +99,10 @@ class BadKey(StorageError, ValueError):  # noqa: N818
     """A key that no store can hold, or that would lead out of the store."""
 
 
+class BadRange(StorageError, ValueError):  # noqa: N818
+    """A range that begins at or behind the end of its object."""
+
+
 class StoreNotFound(StorageError):  # noqa: N818
     """There is no such bucket or folder."""
 
@@ -99,8 +111,63 @@ class AccessDenied(StorageError, PermissionError):  # noqa: N818
     """The store refused: no credentials, wrong or expired ones, or ones that do not allow this."""
 
 
+class CredentialsExpired(AccessDenied):
+    """The credentials were good once. Those that can be renewed have been, for the next attempt."""
+
+
 class StoreUnreachable(StorageError, ConnectionError):  # noqa: N818
     """Nothing answers at the store's address, or not in time."""
+
+
+class Throttled(StorageError):  # noqa: N818
+    """The store asks for fewer requests (HTTP 429, 503 SlowDown). `retry_after`: seconds, where it said so, else 0."""
+
+    def __init__(
+        self, message: str, key: str = "", *, status: int = 503, attempts: int = 1, retry_after: float = 0.0
+    ) -> None:
+        super().__init__(message, key, status=status, attempts=attempts)
+        self.retry_after = retry_after
+
+
+class ServerFailed(StorageError):
+    """The server answered that something failed on its side (HTTP 500, 502, 504)."""
+
+
+class BrokenTransfer(StorageError, ConnectionError):  # noqa: N818
+    """The connection broke, or went silent, after the request was sent.
+
+    `received` is what had come by then of what was asked, from its first byte on (it does not travel by pickle), and
+    `version` and `size` are the object's, if the answer had got so far. `stalled`: it was given up for being too slow.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        key: str = "",
+        *,
+        status: int = 0,
+        attempts: int = 1,
+        received: bytes = b"",
+        version: str = "",
+        size: int = -1,
+        stalled: bool = False,
+    ) -> None:
+        super().__init__(message, key, status=status, attempts=attempts)
+        self.received = received
+        self.version = version
+        self.size = size
+        self.stalled = stalled
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), self.args, {**self.__dict__, "received": b""})
+
+
+class ObjectChanged(StorageError):
+    """The object is no longer the version that was asked for: somebody has replaced it meanwhile."""
+
+
+class Corrupted(StorageError):
+    """What came is not what the store holds: its length or digest differs, also when fetched again."""
 
 
 class NotOpen(StorageError, RuntimeError):  # noqa: N818

@@ -29,7 +29,7 @@ LAYERS = (
 )
 
 #: They look at everything, and nothing looks at them.
-FREE = {"testing", "integrations"}
+FREE = {"testing", "integrations", "cli"}
 
 #: The engine decides and does nothing else. What it may use of the standard library is short enough to be listed.
 ENGINE_MAY_IMPORT = {

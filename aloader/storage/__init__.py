@@ -1,9 +1,19 @@
 """Where bytes come from: objects under keys, in memory, in a folder, or in a bucket."""
 
-from aloader.storage.base import ObjectInfo, Store
+from aloader.storage.base import BaseStore, ObjectInfo, Request, Response, Store
 from aloader.storage.local import LocalStore
 from aloader.storage.memory import MemoryStore
 from aloader.storage.s3 import S3Store
 from aloader.storage.url import open_store
 
-__all__ = ["LocalStore", "MemoryStore", "ObjectInfo", "S3Store", "Store", "open_store"]
+__all__ = [
+    "BaseStore",
+    "LocalStore",
+    "MemoryStore",
+    "ObjectInfo",
+    "Request",
+    "Response",
+    "S3Store",
+    "Store",
+    "open_store",
+]

@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, Self
 
-from aloader.errors import AccessDenied, BadKey, KeyNotFound, StorageError, StoreNotFound
-from aloader.storage.base import ObjectInfo, check_data, check_key
+from aloader.errors import AccessDenied, BadKey, BadRange, KeyNotFound, StorageError, StoreNotFound
+from aloader.storage.base import BaseStore, ObjectInfo, Request, Response, check_data, check_key
 from aloader.storage.hops import Hops
 from aloader.storage.lifetime import PerLoop
 
@@ -26,7 +26,7 @@ LISTED_AT_ONCE: Final = 1000
 UNFINISHED: Final = ".aloader-"
 
 
-class LocalStore:
+class LocalStore(BaseStore):
     """The files below a folder.
 
     No key leads out of the folder: absolute ones and ".." are refused with `BadKey`. Symbolic links that are in the
@@ -43,11 +43,17 @@ class LocalStore:
     def __repr__(self) -> str:
         return f"LocalStore({str(self.root)!r})"
 
-    async def get(self, key: str) -> bytes:
+    async def fetch(self, request: Request) -> Response:
         hops = self._opened.get()
-        self._check(key)
-        data: bytes = await hops.call(self._read, key)
-        return data
+        self._check(request.key)
+        data: bytes = await hops.call(self._read, request.key)
+        if request.start >= len(data) > 0:
+            raise BadRange(f"{request.key!r} in {self!r} has {len(data)} bytes: none from {request.start}", request.key)
+        whole = request.start == 0 and (request.stop is None or request.stop >= len(data))
+        return Response(data if whole else data[request.start : request.stop], len(data))
+
+    async def size(self, key: str) -> int:
+        return (await self.fetch(Request(key))).size
 
     async def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
         hops = self._opened.get()

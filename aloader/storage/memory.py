@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from typing import Self
 
-from aloader.errors import KeyNotFound
-from aloader.storage.base import ObjectInfo, check_data, check_key
+from aloader.errors import BadRange, KeyNotFound
+from aloader.storage.base import BaseStore, ObjectInfo, Request, Response, check_data, check_key
 from aloader.storage.lifetime import PerLoop
 
 
-class MemoryStore:
+class MemoryStore(BaseStore):
     """Objects in a dict. Pickling copies them: what a worker writes stays in that worker."""
 
     def __init__(self, objects: Mapping[str, bytes] | None = None) -> None:
@@ -23,7 +23,17 @@ class MemoryStore:
         size = sum(map(len, self._objects.values()))
         return f"MemoryStore({len(self._objects)} objects, {size} bytes)"
 
-    async def get(self, key: str) -> bytes:
+    async def fetch(self, request: Request) -> Response:
+        data = self._object(request.key)
+        if request.start >= len(data) > 0:
+            raise BadRange(f"{request.key!r} in {self!r} has {len(data)} bytes: none from {request.start}", request.key)
+        whole = request.start == 0 and (request.stop is None or request.stop >= len(data))
+        return Response(data if whole else data[request.start : request.stop], len(data))
+
+    async def size(self, key: str) -> int:
+        return len(self._object(key))
+
+    def _object(self, key: str) -> bytes:
         self._opened.get()
         try:
             return self._objects[check_key(key)]

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from aloader.options import CONCURRENCY
-from aloader.storage.base import ObjectInfo, check_data, check_key
+from aloader.storage.base import BaseStore, ObjectInfo, Request, Response, check_data, check_key
 from aloader.storage.lifetime import PerLoop
 from aloader.storage.s3_errors import Asked, explained, refused_at_once
 
@@ -23,7 +23,7 @@ ANY_REGION: Final = "us-east-1"
 
 
 @dataclass(eq=False, repr=False)
-class S3Store:
+class S3Store(BaseStore):
     """The objects of a bucket whose keys begin with a prefix. Needs the extra `s3`.
 
     `prefix` stands for a folder: with "a/b", the key "c" is the object "a/b/c". `endpoint_url` is for servers other
@@ -69,13 +69,19 @@ class S3Store:
         more = [f"{name}={value!r}" for name in ("endpoint_url", "region") if (value := getattr(self, name))]
         return f"S3Store({', '.join([repr(place), *more])})"
 
-    async def get(self, key: str) -> bytes:
+    async def fetch(self, request: Request) -> Response:
         client = self._opened.get()
-        with explained(self._asked("read", check_key(key))):
-            response = await client.get_object(Bucket=self.bucket, Key=self._root + key)
+        with explained(self._asked("read", check_key(request.key))):
+            response = await client.get_object(Bucket=self.bucket, Key=self._root + request.key)
             async with response["Body"] as body:
                 data: bytes = await body.read()
-        return data
+        return Response(data[request.start : request.stop], len(data), response["ETag"])
+
+    async def size(self, key: str) -> int:
+        client = self._opened.get()
+        with explained(self._asked("read", check_key(key))):
+            answer = await client.head_object(Bucket=self.bucket, Key=self._root + key)
+        return int(answer["ContentLength"])
 
     async def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
         client = self._opened.get()
