@@ -129,7 +129,7 @@ class Throttled(StorageError):  # noqa: N818
         self.retry_after = retry_after
 
 
-class ServerFailed(StorageError):
+class ServerFailed(StorageError):  # noqa: N818
     """The server answered that something failed on its side (HTTP 500, 502, 504)."""
 
 
@@ -162,11 +162,11 @@ class BrokenTransfer(StorageError, ConnectionError):  # noqa: N818
         return (type(self), self.args, {**self.__dict__, "received": b""})
 
 
-class ObjectChanged(StorageError):
+class ObjectChanged(StorageError):  # noqa: N818
     """The object is no longer the version that was asked for: somebody has replaced it meanwhile."""
 
 
-class Corrupted(StorageError):
+class Corrupted(StorageError):  # noqa: N818
     """What came is not what the store holds: its length or digest differs, also when fetched again."""
 
 
