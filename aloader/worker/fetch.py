@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextvars import copy_context
+from functools import partial
 from typing import Any, Protocol
 
 from torch.utils.data import ChainDataset, ConcatDataset, IterableDataset, StackDataset, Subset
 
+from aloader.worker.flight import Begin, Cancelled, Flight
 from aloader.worker.generators import AWAITED, SAMPLE, TOGETHER, TOGETHER_AWAITED, Own, Seeding, driven
 
 
@@ -95,6 +97,18 @@ def is_coroutine_function(dataset: Any) -> bool:
     if method in (Subset.__getitem__, ConcatDataset.__getitem__, StackDataset.__getitem__):
         return all(map(is_coroutine_function, _inside(dataset)))
     return inspect.iscoroutinefunction(method)
+
+
+def draws_random_numbers(dataset: Any) -> bool:
+    """Whether its samples may draw from the global generators.
+
+    A dataset that says `draws_random_numbers = False`, as do all that are inside it, is spared having them set for each
+    step of each sample: most of what an async sample costs here."""
+    return not all(getattr(part, "draws_random_numbers", True) is False or _is_torchs(part) for part in parts(dataset))
+
+
+def _is_torchs(dataset: Any) -> bool:
+    return type(dataset) in (Subset, ConcatDataset, StackDataset)
 
 
 def fetches_together(dataset: Any, seeded: bool = False) -> bool:
@@ -183,9 +197,10 @@ class Fetcher:
         self._dataset = dataset
         self._batched = batched
         self._limit = concurrency
-        self._permits = asyncio.Semaphore(concurrency)
+        self._flight = Flight(concurrency)
         self._threads = threads
         self._coroutines = is_coroutine_function(dataset)
+        self._draws = draws_random_numbers(dataset)
 
     async def fetch(
         self,
@@ -195,14 +210,32 @@ class Fetcher:
         marked: Callable[[bytes | None], None] | None = None,
     ) -> Any:
         """The samples of a ticket (the one sample, if unbatched), all awaited. Raises `Failed`."""
+        if seeding is not None and not self._draws:
+            seeding = seeding.without_generators()
         if not self._batched:
-            return await self._one(0, self._getter(indices, seeding), note)
+            (sample,) = await self._all([partial(self._sample, 0, indices, note, seeding)])
+            return sample
         if fetches_together(self._dataset, seeding is not None):
             return await self._many(indices, note, seeding)
-        return await _all(self._one(i, self._getter(index, seeding), note) for i, index in enumerate(indices))
+        return await self._all([partial(self._sample, i, index, note, seeding) for i, index in enumerate(indices)])
 
-    def _getter(self, index: Any, seeding: Seeding | None) -> Callable[[], Coroutine[Any, Any, Any]]:
-        return lambda: self._get(index, seeding)
+    async def _all(self, begins: list[Begin]) -> list[Any]:
+        try:
+            return await self._flight.all(begins)
+        except Cancelled as error:  # by the user's code, since it was not us: otherwise nobody would answer the ticket
+            cause = asyncio.CancelledError("the sample's own task was cancelled")
+            raise Failed(error.position, cause) from None
+
+    async def _sample(self, position: int, index: Any, note: Note, seeding: Seeding | None) -> Any:
+        note(position)
+        try:
+            if self._coroutines and (seeding is None or not seeding.generators):
+                if seeding is not None:
+                    seeding.begin(index)  # in the context of this task, which is the sample's alone
+                return await self._dataset[index]
+            return await self._get(index, seeding)
+        except BaseException as error:
+            raise blamed(position, error) from None
 
     async def _get(self, index: Any, seeding: Seeding | None) -> Any:
         """A sample. Of one that is a coroutine all generators are one; else its awaitables have others."""
@@ -213,43 +246,41 @@ class Fetcher:
         sample = await self._call(lambda: self._dataset[index], seeding.own(index))
         return await seeded(sample, seeding.own(index, AWAITED)) if has_awaitables(sample) else sample
 
-    async def _one(self, position: int, get: Callable[[], Coroutine[Any, Any, Any]], note: Note) -> Any:
-        async with self._permits:
-            note(position)
-            try:
-                return await get()
-            except BaseException as error:
-                raise blamed(position, error) from None
-
     async def _many(self, indices: Any, note: Note, seeding: Seeding | None) -> Any:
-        """One call for all samples: the call itself holds one permit, and each awaitable in its result another."""
-        async with self._permits:
-            note(-1)
-            try:
-                own = None if seeding is None else seeding.all(TOGETHER)
-                fetched = await self._call(lambda: self._dataset.__getitems__(indices), own)
-                if inspect.isawaitable(fetched):
-                    own = None if seeding is None else seeding.all(TOGETHER_AWAITED)
-                    fetched = await seeded(fetched, own)
-            except BaseException as error:
-                raise blamed(-1, error) from None
+        """One call for all samples: the call itself is one in flight, and then each awaitable in its result is."""
+        (fetched,) = await self._all([partial(self._together, indices, note, seeding)])
         return await self.awaited(fetched, True, note, seeding)
+
+    async def _together(self, indices: Any, note: Note, seeding: Seeding | None) -> Any:
+        note(-1)
+        try:
+            own = None if seeding is None else seeding.all(TOGETHER)
+            fetched = await self._call(lambda: self._dataset.__getitems__(indices), own)
+            if inspect.isawaitable(fetched):
+                own = None if seeding is None else seeding.all(TOGETHER_AWAITED)
+                fetched = await seeded(fetched, own)
+            return fetched
+        except BaseException as error:
+            raise blamed(-1, error) from None
 
     async def awaited(self, fetched: Any, batched: bool, note: Note, seeding: Seeding | None = None) -> Any:
         """What a dataset returned for a batch (or for one sample), with the awaitables in it awaited, all at once."""
         if not has_awaitables(fetched):
             return fetched
 
-        def rest(position: int, sample: Any) -> Coroutine[Any, Any, Any]:
+        async def rest(position: int, sample: Any) -> Any:
+            note(position)
             own = None if seeding is None else seeding.own(seeding.name(max(0, position)), AWAITED)
-            return self._one(position, lambda: seeded(sample, own), note)
+            try:
+                return await seeded(sample, own)
+            except BaseException as error:
+                raise blamed(position, error) from None
 
-        if not batched:
-            return await rest(0, fetched)
         try:
-            if type(fetched) is dict:
-                return await rest(-1, fetched)
-            return type(fetched)(await _all(rest(i, x) for i, x in enumerate(fetched)))
+            if not batched or type(fetched) is dict:
+                (sample,) = await self._all([partial(rest, -1 if batched else 0, fetched)])
+                return sample
+            return type(fetched)(await self._all([partial(rest, i, x) for i, x in enumerate(fetched)]))
         except BaseException:
             close_all(fetched)  # of those that never had their turn
             raise
@@ -302,31 +333,3 @@ def blamed(position: int, error: BaseException) -> BaseException:
         if task is not None and task.cancelling():
             return error
     return Failed(position, error)
-
-
-async def _all(coroutines: Iterator[Coroutine[Any, Any, Any]]) -> Sequence[Any]:
-    """Run them at once. The first failure cancels the others, and none outlives this call."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    if not tasks:
-        return []
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for position, task in enumerate(tasks):
-            if task.cancelled():  # by the user's code, since it was not us: otherwise nobody would answer the ticket
-                raise Failed(position, asyncio.CancelledError("the sample's own task was cancelled"))
-            if task.done() and task.exception() is not None:
-                task.result()  # the failure that comes first in the batch
-        return [task.result() for task in tasks]
-    finally:
-        await _cancel_all(tasks)
-
-
-async def _cancel_all(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    left = [task for task in tasks if not task.done()]
-    for task in left:
-        task.cancel()
-    if left:
-        await asyncio.wait(left)
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()  # seen: no "exception was never retrieved"

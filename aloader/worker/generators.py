@@ -130,7 +130,7 @@ class Seeding:
     """
 
     def __init__(self, generators: Generators | None, key: int, names: list[Any]) -> None:
-        self._generators = generators
+        self.generators = generators  # None: they are left alone
         self._key = key
         self.names = names
 
@@ -154,7 +154,7 @@ class Seeding:
 
     def own(self, name: Any, purpose: str = SAMPLE) -> Own:
         """The generators of a sample, or of a `purpose` that is named by one."""
-        return Own(sample_key(self._key, name, purpose), self._generators)
+        return Own(sample_key(self._key, name, purpose), self.generators)
 
     def begin(self, name: Any, purpose: str = SAMPLE) -> None:
         """Seed the global generators for it, until others do."""

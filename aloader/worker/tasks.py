@@ -2,7 +2,7 @@
 
 `faulthandler` shows the loop itself, which waits in `select`. What a task waits for is found by following what each
 coroutine awaits, down to the future that nobody but the kernel or another task will settle. A ticket's samples are
-tasks of their own: those that `fetch._all` waits for.
+tasks of their own: those that `Flight.all` waits for.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from aloader.channel.stacks import Frame, Stack, pack, users
 from aloader.channel.status import MOST_TASKS, StatusPage
-from aloader.worker import fetch, generators
+from aloader.worker import fetch, flight, generators
 
 _DEPTH: Final = 100
 _KNOWN: Final = (asyncio.Future, CoroutineType, GeneratorType, AsyncGeneratorType)
-_SAMPLES: Final = fetch._all.__code__
+_SAMPLES: Final = flight.Flight.all.__code__
 _CALL: Final = fetch.Fetcher._call.__code__
 _DRIVEN: Final = generators.driven.__code__
 
@@ -46,10 +46,11 @@ def suspended(task: asyncio.Task[Any]) -> list[Stack]:
     """Where a ticket's task stands: one stack for each of its samples that is under way, or one in all."""
     stacks, frames = [], list(_frames(task))
     for frame in frames:
-        if frame.f_code is _SAMPLES:
-            samples = frame.f_locals.get("tasks", ())
-            under_way = [(at, list(_frames(one))) for at, one in enumerate(samples) if not one.done()]
+        if frame.f_code is _SAMPLES and "group" in frame.f_locals:
+            group: flight.Group = frame.f_locals["group"]
+            under_way = [(at, list(_frames(one))) for at, one in enumerate(group.tasks) if not one.done()]
             stacks += [Stack(_told(calls), (at,)) for at, calls in under_way if not _in_thread(calls)]
+            stacks += [Stack((), (at,)) for at in group.waiting]
     return stacks or [Stack(_told(frames))]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,8 +12,11 @@ from typing import Any
 import pytest
 from torch.utils.data import ConcatDataset, StackDataset, Subset, random_split
 
+from aloader.channel.messages import Ticket
 from aloader.testing.simloop import simulate
 from aloader.worker.fetch import Failed, Fetcher, fetch_inline, has_awaitables, is_async, parts
+from aloader.worker.generators import Seeding, sample_rng
+from aloader.worker.states import Generators
 from tests.loader.samples import AsyncNumbers, Numbers
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -335,6 +339,39 @@ def test_each_sample_is_noted_before_it_is_fetched():
         assert noted[3:] == [-1]
 
     simulate(main, None)
+
+
+class Draws:
+    """What `random` gives in a sample, and `sample_rng`."""
+
+    async def __getitem__(self, index: int) -> tuple[float, float]:
+        return random.random(), float(sample_rng().random())
+
+
+class DrawsNothing(Draws):
+    draws_random_numbers = False
+
+
+class Around:
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    async def __getitem__(self, index: int) -> Any:
+        return await self.dataset[index]
+
+
+def test_a_dataset_that_says_so_is_spared_the_global_generators_and_keeps_its_own() -> None:
+    def seeded(dataset: Any) -> Any:
+        seeding = Seeding.of(Generators(), Ticket(0, 0, 0, [1, 2], 0, 99), True)
+        random.seed(7)
+        return simulate(lambda: Fetcher(dataset, True, 2).fetch([1, 2], quiet, seeding), None)
+
+    mine, nobodys = seeded(Draws()), seeded(DrawsNothing())
+    random.seed(7)
+    assert [drawn for drawn, _ in nobodys] == [random.random(), random.random()]
+    assert [own for _, own in nobodys] == [own for _, own in mine]
+    assert seeded(Subset(DrawsNothing(), [0, 1, 2])) == nobodys  # type: ignore[arg-type]
+    assert seeded(Subset(Around(DrawsNothing()), [0, 1, 2])) == mine  # type: ignore[arg-type]
 
 
 # -- what a dataset may return -----------------------------------------------------------------------------------------
