@@ -61,9 +61,6 @@ class Flight:
             task.cancel()
         if left:
             await asyncio.wait(left)
-            for task in group.tasks:
-                if not task.cancelled():
-                    task.exception()  # seen: no "exception was never retrieved"
 
 
 class Cancelled(Exception):  # noqa: N818
@@ -104,8 +101,8 @@ class Group:
 
     def _on_end(self, task: asyncio.Task[Any]) -> None:
         self._running -= 1
-        over = self._running == 0 or task.cancelled() or task.exception() is not None
-        if over and not self.ended.done():
+        failed = task.cancelled() or task.exception() is not None  # asked of each: or asyncio says that nobody did
+        if (failed or self._running == 0) and not self.ended.done():
             self.ended.set_result(None)
 
     def results(self) -> list[Any]:
