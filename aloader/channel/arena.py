@@ -139,6 +139,7 @@ class Arena:
         self._orphans: deque[Block] = deque()  # owners that died since the last look
         self._ticket = 0
         self._largest = 0  # bytes of the largest ticket so far
+        self._taken = 0  # bytes of this ticket
         self._live = 0
         self._peaks = [0, 0]  # most bytes live at once, in this stretch of tickets and in the one before
         self._capacity = 0
@@ -146,9 +147,14 @@ class Arena:
     def begin(self, nbytes: int) -> None:
         """A new ticket that will take about `nbytes`. Blocks of earlier tickets can no longer be leased."""
         self._ticket += 1
-        self._largest = max(self._largest, nbytes)
+        self._taken = 0
         if self._ticket % 32 == 0:
             self._peaks = [self._live, self._peaks[0]]
+        self.make_room(nbytes)
+
+    def make_room(self, nbytes: int) -> None:
+        """This ticket is about to take so many bytes more: let them lie in one segment, if they are not too many."""
+        self._largest = max(self._largest, self._taken + nbytes)
         self._collect()
         if 0 < nbytes < options.LARGE_LEAF_BYTES and not any(
             segment.free.longest >= nbytes for segment in self._segments.values() if segment.shared
@@ -165,6 +171,8 @@ class Arena:
         self._blocks[block.address] = block
         self._live += length
         self._peaks[0] = max(self._peaks[0], self._live)
+        self._taken += length
+        self._largest = max(self._largest, self._taken)
         return owner
 
     def lease(self, address: int, nbytes: int) -> Place | None:

@@ -26,6 +26,7 @@ import torch
 
 from .. import options
 from . import leaves
+from .blobs import outside
 from .leaves import OnlyInheritedError, RefusedError, code_of, origin, reduce_array, span, tensor_on
 from .offender import explain
 
@@ -59,14 +60,14 @@ def pack(batch: object) -> Packed:
         RuntimeError: a tensor in it must not leave the process (it has a graph behind it, or lies on a GPU).
     """
     try:
-        return dump(Plain, batch, options.LEASE_BYTES)
+        return dump(Plain, outside(batch), options.LEASE_BYTES)
     except MemoryError:
         raise
     except RefusedError as error:
         failure: Exception = error
     except Exception:
         try:  # lambdas, local classes: several times slower, so only where needed
-            return dump(Cloud, batch, options.LEASE_BYTES)
+            return dump(Cloud, outside(batch), options.LEASE_BYTES)
         except MemoryError:
             raise
         except Exception as error:

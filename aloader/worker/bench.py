@@ -226,7 +226,8 @@ class Bench:
 
     def send(self, ticket: Ticket, collated: Collated, clock: Clock) -> None:
         """Copy what is not in the arena yet, and answer the ticket."""
-        packed, places, _ = collated
+        packed, places, missing = collated
+        self.arena.make_room(missing)
         leaves = tuple(
             self.arena.store(buffer) if place is None else place
             for buffer, place in zip(packed.buffers, places, strict=True)

@@ -146,6 +146,23 @@ def test_steady_use_recycles_the_same_memory():
     assert border.arena.capacity <= 4 << 20
 
 
+def test_steady_use_recycles_also_where_nobody_says_how_much_it_will_be():
+    border = Border()
+    data = memoryview(bytes(100_000))
+    segments = []
+    for ticket in range(20):
+        border.arena.begin(0)
+        if ticket % 2:
+            border.arena.make_room(16 * data.nbytes)
+        places = [border.arena.store(data) for _ in range(16)]
+        held = [border.view.lease(place) for place in places]
+        segments.append(border.arena._next_number)
+        del held
+        gc.collect()
+        border.settle()
+    assert len(set(segments[4:])) == 1
+
+
 def test_memory_that_was_kept_goes_back_when_it_is_dropped():
     border = Border()
     kept = []
