@@ -5,6 +5,7 @@ from aloader.storage.local import LocalStore
 from aloader.storage.memory import MemoryStore
 from aloader.storage.s3 import S3Store
 from aloader.storage.url import open_store
+from aloader.storage.wrappers.retrying import Retrying
 
 __all__ = [
     "BaseStore",
@@ -13,6 +14,7 @@ __all__ = [
     "ObjectInfo",
     "Request",
     "Response",
+    "Retrying",
     "S3Store",
     "Store",
     "open_store",
