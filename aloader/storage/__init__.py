@@ -5,10 +5,12 @@ from aloader.storage.local import LocalStore
 from aloader.storage.memory import MemoryStore
 from aloader.storage.s3 import S3Store
 from aloader.storage.url import open_store
+from aloader.storage.wrappers.limited import Limited
 from aloader.storage.wrappers.retrying import Retrying
 
 __all__ = [
     "BaseStore",
+    "Limited",
     "LocalStore",
     "MemoryStore",
     "ObjectInfo",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from random import Random
 from typing import NoReturn, TypeVar
@@ -87,7 +88,7 @@ class Retrying(StatefulWrapper[_Counts]):
         super().__init__(store)
         self.policy = RetryPolicy(attempts, deadline, first_delay, most_delay, budget)
 
-    def make(self) -> _Counts:
+    def make(self, stack: AsyncExitStack) -> _Counts:
         return _Counts(self.policy)
 
     def stats(self) -> RetryStats:

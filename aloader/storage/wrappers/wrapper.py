@@ -46,15 +46,15 @@ class Wrapper(BaseStore):
 
 
 class StatefulWrapper(Wrapper, Generic[T]):
-    """A wrapper that learns while it is open, on each loop for itself: `make` gives it what to learn with."""
+    """A wrapper that learns while it is open, on each loop for itself: `make` gives it what it learns with."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self._opened = PerLoop(self, self._open)
 
     @abstractmethod
-    def make(self) -> T:
-        """What it holds while it is open on the running loop."""
+    def make(self, stack: AsyncExitStack) -> T:
+        """What it holds while it is open on the running loop. The stack is closed with it, before the store inside."""
 
     @property
     def here(self) -> T:
@@ -70,7 +70,7 @@ class StatefulWrapper(Wrapper, Generic[T]):
 
     async def _open(self, stack: AsyncExitStack) -> T:
         await stack.enter_async_context(self.store)
-        return self.make()
+        return self.make(stack)
 
 
 async def ask(store: Store, request: Request) -> Response:
