@@ -211,7 +211,7 @@ class Assembly:
             return
         if not self._pieces:
             self._version, self._size = error.version, error.size
-            self._end = _end(self.request, error.size)
+            self._end = self.request.end(error.size)
         if error.version == self._version:
             received = error.received[: self._end - self.request.start - self._got]
             self._pieces.append(received)
@@ -232,10 +232,3 @@ class Assembly:
             )
         return answer._replace(data=b"".join([*self._pieces, answer.data]))
 
-
-def _end(request: Request, size: int) -> int:
-    """Where the answer to a request ends, of an object of this size."""
-    end = size if request.stop is None else min(request.stop, size)
-    if request.most is not None:
-        end = min(end, request.start + request.most)
-    return end
