@@ -6,6 +6,7 @@ from aloader.storage.memory import MemoryStore
 from aloader.storage.s3 import S3Store
 from aloader.storage.url import open_store
 from aloader.storage.wrappers.limited import Limited
+from aloader.storage.wrappers.parted import Parted
 from aloader.storage.wrappers.retrying import Retrying
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "LocalStore",
     "MemoryStore",
     "ObjectInfo",
+    "Parted",
     "Request",
     "Response",
     "Retrying",
