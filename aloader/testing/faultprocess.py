@@ -31,7 +31,7 @@ async def serve(settings: bytes) -> None:
     from aloader.testing.synthetic import objects_of
 
     what, faults, seed, allowed = pickle.loads(settings)
-    service = Service(objects_of(what), faults, seed, allowed, asyncio.get_running_loop().time)
+    service = Service(objects_of(what), faults, seed, allowed)
     async with await listen(service) as server:
         print(server.sockets[0].getsockname()[1], flush=True)
         await server.serve_forever()

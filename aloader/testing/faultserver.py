@@ -131,8 +131,7 @@ class FaultServer:
         """What `async with` does first."""
         if not self._in_process:
             return await asyncio.to_thread(self.__enter__)
-        time = asyncio.get_running_loop().time
-        service = Service(objects_of(self._objects), self.faults, self.seed, self._allowed, time)
+        service = Service(objects_of(self._objects), self.faults, self.seed, self._allowed)
         self._server = await listen(service)
         self._service = service
         self._port = self._server.sockets[0].getsockname()[1]

@@ -6,9 +6,10 @@ No sockets and no event loop here: `faultprotocol` has them. Time is asked of a 
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from aloader.testing.faults import Bucket, Fault, Faults, Latency, Plan, Plans
@@ -47,7 +48,7 @@ class Service:
         faults: Faults,
         seed: int,
         allowed: Iterable[str] | None,
-        time: Callable[[], float],
+        time: Callable[[], float] = time.monotonic,  # uvloop's own goes by milliseconds
     ) -> None:
         self.objects = objects
         self.seed = seed
@@ -139,7 +140,8 @@ class Service:
             self.served = Served(
                 open_connections=now.open_connections, in_flight=now.in_flight, most_in_flight=now.in_flight
             )
-        return asdict(now)
+        said = {each.name: getattr(now, each.name) for each in fields(now)}  # `asdict` takes Counters for other dicts
+        return said | {"requests": dict(now.requests), "faults": dict(now.faults)}
 
     def settle(self, faults: dict[str, Any] | None, expired: Iterable[str]) -> None:
         """Change what can be changed while it runs."""
