@@ -108,8 +108,8 @@ def parse(head: bytes) -> Asked:
         name, _, value = each.partition(b":")
         headers[name.lower()] = value.strip()
     path, _, query = target.decode("ascii").partition("?")
-    if path.startswith("http://"):  # as a proxy is asked
-        path = "/" + path.split("/", 3)[-1]
+    if not path.startswith("/"):
+        raise ValueError("not the path of an object")
     bucket, _, key = path[1:].partition("/")
     return Asked(method.decode("ascii"), bucket, unquote(key) if "%" in key else key, query, headers)
 
@@ -190,7 +190,10 @@ def span_of(header: bytes | None, size: int) -> tuple[int, int] | None:
         return None
     if not found[1]:
         return max(0, size - int(found[2])), size
-    start, stop = int(found[1]), int(found[2]) + 1 if found[2] else size
+    start = int(found[1])
+    if not found[2]:
+        return start, size
+    stop = int(found[2]) + 1
     return None if stop <= start else (start, min(stop, size))
 
 
