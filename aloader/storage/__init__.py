@@ -1,6 +1,9 @@
-"""Where bytes come from: objects under keys, in memory, in a folder, or in a bucket."""
+"""Where bytes come from: objects under keys, in memory, in a folder, in a bucket, or behind a web server; and stores
+around stores."""
 
 from aloader.storage.base import BaseStore, ObjectInfo, Request, Response, Store
+from aloader.storage.fsspec_store import FsspecStore
+from aloader.storage.http import HTTPStore
 from aloader.storage.local import LocalStore
 from aloader.storage.memory import MemoryStore
 from aloader.storage.s3 import S3Store
@@ -11,6 +14,8 @@ from aloader.storage.wrappers.retrying import Retrying
 
 __all__ = [
     "BaseStore",
+    "FsspecStore",
+    "HTTPStore",
     "Limited",
     "LocalStore",
     "MemoryStore",
