@@ -5,9 +5,11 @@ from aloader.storage.local import LocalStore
 from aloader.storage.memory import MemoryStore
 from aloader.storage.s3 import S3Store
 from aloader.storage.url import open_store
+from aloader.storage.wrappers.cached import Cached
 
 __all__ = [
     "BaseStore",
+    "Cached",
     "LocalStore",
     "MemoryStore",
     "ObjectInfo",
