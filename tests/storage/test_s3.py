@@ -118,7 +118,7 @@ async def test_a_refused_connection_is_an_error_within_a_second(closed_port: int
 
 @pytest.mark.asyncio
 async def test_a_server_that_says_nothing_is_given_up(silent_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aloader.storage.s3.ATTEMPTS", 1)
+    monkeypatch.setattr("aloader.storage.s3.settings.ATTEMPTS", 1)
     url = f"http://127.0.0.1:{silent_port}"
     async with S3Store("bucket", endpoint_url=url, access_key="a", secret_key="b", read_timeout=0.05) as store:
         with pytest.raises(StoreUnreachable, match=f"{url} went silent: if it is slow, raise read_timeout="):
