@@ -43,14 +43,11 @@ def test_bodies_come_whole_over_tls(run: Run, certificate: tuple[ssl.SSLContext,
     run(main())
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(
-    run: Run, certificate: tuple[ssl.SSLContext, Path]
-) -> None:
+def test_a_certificate_that_nobody_vouches_for_is_refused(run: Run, certificate: tuple[ssl.SSLContext, Path]) -> None:
     async def main() -> None:
         async with scripted(lambda *_: [ok()], certificate[0]) as server:
-            async with pool_of(
-                Origin("https", "127.0.0.1", server.port), tls=ssl.create_default_context()
-            ) as pool:
+            stranger = ssl.create_default_context()
+            async with pool_of(Origin("https", "127.0.0.1", server.port), tls=stranger) as pool:
                 with pytest.raises(StoreUnreachable, match="shows a certificate that is not trusted"):
                     await pool.get("/")
             assert not server.requests
