@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with"),
 ]
 
-BODY = bytes(range(256)) * 12_000
+BODY = bytes(range(256)) * 4_000
 
 
 @pytest.fixture(scope="module")
