@@ -101,7 +101,11 @@ def _part(reply: Reply, request: Request, asked: Asked) -> Response | None:
         return None
     first, size = map(int, found.groups())
     if first != request.start:
-        raise StorageError(f"{asked}: asked for bytes from {request.start:,} on, the server sent those from {first:,}")
+        raise StorageError(
+            f"{asked}: asked for bytes from {request.start:,} on, the server sent those from {first:,}",
+            request.key,
+            status=reply.status,
+        )
     stop = size if request.stop is None else min(request.stop, size)
     version = _version(reply.headers)
     if reply.length >= 0 and first + reply.length < stop:
@@ -141,7 +145,7 @@ def _digests(headers: Headers, whole: bool) -> Mapping[str, str]:
             value = headers.get(f"x-amz-checksum-{name}".encode())
             if value is not None and b"-" not in value:
                 try:
-                    digests[name] = binascii.a2b_base64(value).hex()
+                    digests[name] = binascii.a2b_base64(value, strict_mode=True).hex()
                 except binascii.Error:
                     pass
     return digests or NO_DIGESTS

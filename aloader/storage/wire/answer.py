@@ -64,12 +64,10 @@ class Answer:
 
     def feed(self, data: memoryview) -> None:
         """More bytes, while `direct` is false. `BrokenTransfer` if this is no answer."""
-        from httptools import HttpParserError
-
         self.fed += len(data)
         try:
             self._parser.feed_data(data)
-        except HttpParserError as error:
+        except Exception as error:  # llhttp's, or what it met in a callback
             if not self.done:
                 raise self.broken(f"what came is not an HTTP answer: {error.__context__ or error}") from error
             self.keep = False  # something behind the end of the answer
@@ -135,7 +133,7 @@ class Answer:
             raise ValueError("an answer that nobody has asked for")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
+        name, value = name.lower(), value.strip()
         self.headers[name] = b", ".join((self.headers[name], value)) if name in self.headers else value
 
     def on_headers_complete(self) -> None:

@@ -164,6 +164,9 @@ class Pool:
         return None
 
     async def _exchange(self, connection: Connection, request: bytes, most: int | None) -> Reply:
+        if self._closed:  # while the connection was made
+            connection.close()
+            raise self._not_open()
         now = self._loop.time()
         connection.progress = Progress(now)
         self._active.add(connection)
@@ -187,43 +190,47 @@ class Pool:
         """A new connection, to the first of the host's addresses that takes it."""
         try:
             addresses = await self._limited(self._addresses.in_turn())
-        except OSError as error:
-            raise StoreUnreachable(f"the name {self._origin.host!r} leads nowhere: {error}") from error
+        except _Failed as failed:
+            raise StoreUnreachable(f"the name {self._origin.host!r} leads nowhere: {failed.why}") from failed.why
         for address in addresses:
             try:
                 return await self._limited(self._dial(address))
-            except tls.SSLCertVerificationError as error:
-                raise StoreUnreachable(f"{self._origin} shows a certificate that is not trusted: {error}") from error
-            except OSError as error:
-                failure = error
-        why = "in time" if isinstance(failure, TimeoutError) else "there"
+            except _Failed as failed:
+                why = failed.why
+                if isinstance(why, tls.SSLCertVerificationError):
+                    raise StoreUnreachable(f"{self._origin} shows a certificate that is not trusted: {why}") from why
+        when = "in time" if isinstance(why, TimeoutError) else "there"
         raise StoreUnreachable(
-            f"nothing answers {why} at {self._origin}: is the server up, and is its address right?"
-        ) from failure
+            f"nothing answers {when} at {self._origin}: is the server up, and is its address right?"
+        ) from why
 
     async def _dial(self, address: str) -> Connection:
+        connection = Connection(self._scratch, self._parser, self._open.add, self._lost)
         name = self._origin.host if self._ssl else None
-        _, connection = await self._loop.create_connection(
-            self._connection, address, self._origin.port, ssl=self._ssl, server_hostname=name
-        )
+        try:
+            await self._loop.create_connection(
+                lambda: connection, address, self._origin.port, ssl=self._ssl, server_hostname=name
+            )
+        except BaseException:
+            connection.close()
+            self._loop.call_soon(self._lost, connection)  # uvloop does not tell of the end of one that was half made
+            raise
         return connection
 
     async def _limited(self, work: Coroutine[Any, Any, T]) -> T:
-        """Part of making a connection: within the time for it, and no longer than the pool is open."""
+        """Part of making a connection: within the time for it, and no longer than the pool is open. `_Failed`, else
+        `NotOpen` (which is an `OSError` too, as all errors of stores are)."""
         try:
             async with asyncio.timeout(self._connect_timeout) as limit:
                 self._connecting.add(limit)
                 return await work
-        except TimeoutError:
+        except OSError as error:
             if self._closed:
                 raise self._not_open() from None
-            raise
+            raise _Failed(error) from error
         finally:
             self._connecting.discard(limit)
             self._gone.set()
-
-    def _connection(self) -> Connection:
-        return Connection(self._scratch, self._parser, self._open.add, self._lost)
 
     def _lost(self, connection: Connection) -> None:
         self._open.discard(connection)
@@ -264,3 +271,11 @@ class Pool:
 
     def _not_open(self) -> NotOpen:
         return NotOpen(f"the connections to {self._origin} were closed meanwhile")
+
+
+class _Failed(Exception):  # noqa: N818  (what happened)
+    """The operating system's reason why there is no connection."""
+
+    def __init__(self, why: OSError) -> None:
+        super().__init__(why)
+        self.why = why
