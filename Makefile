@@ -4,6 +4,7 @@
 #   make demo                      real images out of a real S3 server into a training loop
 #   make test                      the whole suite           make test ARGS="-k engine -x"
 #   make test-ecosystem            training with accelerate, transformers and Lightning, in one process and in two
+#   make test-ceph                 the tests of stores against a second S3 server, Ceph, where that is installed
 #   make lint                      ruff and mypy --strict
 #   make bench                     the transport benchmark   make bench ARGS="--quick --case tiny"
 #   make docs                      checks links and Python blocks of README.md and docs/
@@ -27,7 +28,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python3
 	$$python -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
 	&& { echo $$python; break; }; done)
 
-.PHONY: help demo test test-ecosystem lint bench docs clean
+.PHONY: help demo test test-ecosystem test-ceph lint bench docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -41,6 +42,9 @@ test: $(STAMP)
 
 test-ecosystem: $(ECOSYSTEM)/installed
 	@$(ECOSYSTEM)/bin/python -m pytest -q -o faulthandler_timeout=1000 -m ecosystem tests/ecosystem $(ARGS)
+
+test-ceph: $(STAMP)
+	@$(PY) -m pytest -q -m ceph tests/storage $(ARGS)
 
 lint: $(STAMP)
 	@$(PY) -m ruff check .

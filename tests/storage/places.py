@@ -43,12 +43,14 @@ class Place:
 READ_ONLY = {"http"}
 VERSIONS = {"local", "http", "fsspec-file", "fsspec-async"}
 FOLDERS = {"local", "fsspec-file", "fsspec-memory", "fsspec-async"}
-IGNORES_RANGES = {"s3"}
+BUCKETS = {"s3", "ceph"}
+IGNORES_RANGES = {"s3", "ceph"}
 
 MAKERS: dict[str, Callable[[pytest.FixtureRequest, Path, ExitStack], Place]] = {
     "memory": lambda request, folder, stack: _one(MemoryStore()),
     "local": lambda request, folder, stack: Place(lambda: LocalStore(folder)),
     "s3": lambda request, folder, stack: _bucket(request, "s3_server"),
+    "ceph": lambda request, folder, stack: _bucket(request, "ceph_server"),
     "http": lambda request, folder, stack: _web(folder, stack),
     "fsspec-memory": lambda request, folder, stack: _fsspec(f"memory://{uuid4().hex}/base"),
     "fsspec-file": lambda request, folder, stack: _fsspec(f"file://{folder}"),
@@ -56,8 +58,15 @@ MAKERS: dict[str, Callable[[pytest.FixtureRequest, Path, ExitStack], Place]] = {
     "wrapper": lambda request, folder, stack: _one(Wrapper(MemoryStore())),
 }
 
-EVERY = list(MAKERS)
-WRITABLE = [kind for kind in EVERY if kind not in READ_ONLY]
+#: Those that are run only when they are asked for.
+MARKS = {"ceph": [pytest.mark.ceph]}
+
+
+def kinds(which: Callable[[str], bool] = lambda kind: True) -> pytest.MarkDecorator:
+    """Runs a test for the kinds that it is about."""
+    return pytest.mark.parametrize(
+        "kind", [pytest.param(kind, marks=MARKS.get(kind, ())) for kind in MAKERS if which(kind)]
+    )
 
 
 def _one(store: Store) -> Place:

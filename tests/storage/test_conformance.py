@@ -6,14 +6,15 @@ import asyncio
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aloader.errors import BadKey, BadRange, KeyNotFound, NotOpen, ObjectChanged, StorageError
-from aloader.storage import BaseStore, ObjectInfo, Request, Store
-from tests.storage.places import EVERY, FOLDERS, IGNORES_RANGES, MAKERS, VERSIONS, WRITABLE, Place
+from aloader.errors import AccessDenied, BadKey, BadRange, KeyNotFound, NotOpen, ObjectChanged, StorageError
+from aloader.storage import BaseStore, ObjectInfo, Request, S3Store, Store
+from tests.storage.places import BUCKETS, FOLDERS, IGNORES_RANGES, MAKERS, READ_ONLY, VERSIONS, Place, kinds
 
 ODD_KEYS = [
     "with space", "ünï/cödé/日本", "plus+plus", "per%20cent%", "a&b=c;d", "question?", "hash#", "quote'\"", "[1]*{2}",
@@ -22,10 +23,11 @@ ODD_KEYS = [
 
 DATA = bytes(range(256)) * 40
 
-every = pytest.mark.parametrize("kind", EVERY)
-writable = pytest.mark.parametrize("kind", WRITABLE)
-versioned = pytest.mark.parametrize("kind", [kind for kind in EVERY if kind in VERSIONS])
-ranged = pytest.mark.parametrize("kind", [kind for kind in EVERY if kind not in IGNORES_RANGES])
+every = kinds()
+writable = kinds(lambda kind: kind not in READ_ONLY)
+versioned = kinds(lambda kind: kind in VERSIONS)
+ranged = kinds(lambda kind: kind not in IGNORES_RANGES)
+buckets = kinds(lambda kind: kind in BUCKETS)
 
 
 @pytest.fixture
@@ -461,6 +463,20 @@ async def test_no_get_is_left_waiting_when_the_store_is_closed(place: Place, sto
         assert await waiting == b"1"
     except StorageError:
         pass
+
+
+@buckets
+@pytest.mark.asyncio
+async def test_a_wrong_secret_is_refused_and_never_shown(place: Place, store: Store) -> None:
+    await place.fill({"key": b"1"})
+    assert isinstance(store, S3Store)
+    async with replace(store, secret_key="not-the-secret") as wrong:
+        for attempt in (wrong.get("key"), wrong.size("key"), wrong.put("key", b""), anext(wrong.list())):
+            with pytest.raises(AccessDenied) as caught:
+                await attempt
+            assert "not-the-secret" not in f"{caught.value} {wrong!r}"
+    async with store:
+        assert await store.get("key") == b"1"
 
 
 @every
