@@ -179,4 +179,6 @@ def _place(store: Store) -> str:
             f"a {type(store).__name__} does not say by its repr where it is, so that its objects could be told from "
             "those of others in the cache: give it a __repr__, or Cached a namespace="
         )
+    if getattr(store, "endpoint_url", "") is None:  # an S3 store: then the environment may say which server is meant
+        return f"{store!r} {os.environ.get('AWS_ENDPOINT_URL_S3') or os.environ.get('AWS_ENDPOINT_URL') or ''}"
     return repr(store)
