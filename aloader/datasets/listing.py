@@ -37,8 +37,8 @@ class Wanted:
 
     @classmethod
     def checked(cls, prefix: Any, suffix: Any, limit: Any, sort: bool = True) -> Wanted:
-        suffixes = (suffix,) if isinstance(suffix, str) else tuple(suffix or ())
-        if not all(isinstance(each, str) and each for each in suffixes):
+        suffixes = (suffix,) if isinstance(suffix, str) else () if suffix is None else suffix
+        if not isinstance(suffixes, tuple | list) or not all(isinstance(each, str) and each for each in suffixes):
             raise TypeError(f"suffix is an ending of keys, '.jpg', or a tuple of them: got {suffix!r}")
         if not isinstance(prefix, str):
             raise TypeError(f"prefix is text, got {type(prefix).__name__}: {prefix!r}")
@@ -51,9 +51,9 @@ class Wanted:
         return not key.endswith("/") and (not self.suffixes or key.lower().endswith(self.suffixes))
 
     def __str__(self) -> str:
-        words = [f"keys that begin with {self.prefix!r}"] if self.prefix else []
-        words += [f"keys that end with {' or '.join(self.suffixes)}"] if self.suffixes else []
-        return " and ".join(words) or "all keys"
+        words = [f"begin with {self.prefix!r}"] if self.prefix else []
+        words += [f"end with {' or '.join(self.suffixes)}"] if self.suffixes else []
+        return f"with keys that {' and '.join(words)}" if words else "at all"
 
 
 @dataclass(frozen=True)
@@ -117,4 +117,4 @@ def nothing_found(store: Store, wanted: Wanted) -> FileNotFoundError:
     """Says what there is instead."""
     there = [info for info, _ in zip(listed(store, Wanted(limit=3)).keys, range(3), strict=False)]
     other = f"it has other ones: {', '.join(map(repr, there))}, …" if there else "it is empty"
-    return FileNotFoundError(f"no objects in {store!r} for {wanted}: {other}")
+    return FileNotFoundError(f"no objects {wanted} in {store!r}: {other}")

@@ -158,7 +158,7 @@ def _arrays(data: bytes, at: int, described: Any) -> dict[str, Numbers]:
 
 def _origin(store: Store, wanted: Wanted) -> dict[str, Any]:
     """What a manifest is of."""
-    place = "MemoryStore" if isinstance(store, MemoryStore) else repr(store)
+    place = "MemoryStore" if type(store).__repr__ is MemoryStore.__repr__ else repr(store)  # its repr has its size
     return {
         "store": place,
         "prefix": wanted.prefix,
