@@ -18,8 +18,10 @@ from aloader.options import parse_bytes
 from aloader.storage.base import Request, Response, Store, check_key
 from aloader.storage.lifetime import PerLoop
 from aloader.storage.memory import MemoryStore
+from aloader.storage.wrappers.cache_entry import FRONT
 from aloader.storage.wrappers.cache_filling import Filling
 from aloader.storage.wrappers.cache_folder import CacheFolder, Found
+from aloader.storage.wrappers.cache_plan import LOW, PAGE, pages
 from aloader.storage.wrappers.wrapper import Wrapper, ask
 
 #: Keys of a hint that are taken, at most: noting one takes some microseconds.
@@ -114,6 +116,10 @@ class Cached(Wrapper):
         when it is read. A new hint ends the old one. Of a longer one, only the first 100,000 keys are looked at.
         """
         self._opened.get().hint(list(islice(keys, HINTED)), fetch, self.fetch)
+
+    def has_room_for(self, sizes: Iterable[int]) -> bool:
+        """Whether objects of these sizes fit into it together, if nothing else is in it."""
+        return sum(pages(size + FRONT) for size in sizes) * PAGE <= self.limit * LOW
 
     async def flush(self) -> None:
         """Wait until what has been read by now is on the disk."""
