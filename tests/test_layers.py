@@ -77,7 +77,7 @@ def layer_of(part: str) -> int:
 def violation(imported: Import) -> str | None:
     """Why an import may not stand where it does, or None."""
     part = part_of(imported.path)
-    if part in FREE or part == "__init__":
+    if part in FREE or part in ("__init__", "__main__"):
         return None
     top, _, rest = imported.target.partition(".")
     if top != "aloader":

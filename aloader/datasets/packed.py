@@ -154,6 +154,20 @@ class PackedList(Sequence[T], Generic[T]):
     # -- as an object ----------------------------------------------------------------------------------------------
 
     @property
+    def arrays(self) -> tuple[Numbers, Numbers]:
+        """The items' bytes, one after the other, and where each begins, with the end of the last: `uint8`, `uint32` or
+        `int64`. What files are made of; see `from_arrays`."""
+        return self._data, self._offsets - self._offsets[0] if self._base else self._offsets
+
+    @classmethod
+    def from_arrays(cls, data: Numbers, offsets: Numbers, kind: type[Any] = str) -> Self:
+        """Of what `arrays` gave, without a copy. `ValueError` if they do not fit each other."""
+        fits = len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(data) and data.dtype == np.uint8
+        if not fits or bool(np.any(offsets[1:] < offsets[:-1])):
+            raise ValueError("these are not the arrays of a PackedList")
+        return cls._on(kind, data, offsets)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of memory that it takes, or that the stretch takes of which it is a view."""
         return int(self._data.nbytes + self._offsets.nbytes)

@@ -1,8 +1,11 @@
-"""From a key to a decoded object, and from a store to its keys: what all datasets of this package have in common.
+"""From a key to a decoded object: what all datasets of this package have in common.
 
 *Which thread.* Reading is awaited on the loop. `decode` runs in a thread, so that it never holds up other samples'
-reads; objects that arrive in one tick of the loop share one hop there. It runs at any time and in any order, and so may
-draw no random numbers. What draws them (a transform) belongs on the loop's thread, where it is one step.
+reads; objects that arrive in one tick of the loop share one hop there. (Decoders of ours that take less time than the
+hop run on the loop: see `decoders`.) It runs at any time and in any order, and so may draw no random numbers. What
+draws them (a transform) belongs on the loop's thread, where it is one step.
+
+*Large objects* of which the size is known are asked for as a range: stores can then read parts of them side by side.
 """
 
 from __future__ import annotations
@@ -14,14 +17,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
-from aloader.storage import Store, open_store
+from aloader.datasets.decoders import Decode, at_once, decoder
+from aloader.errors import ObjectChanged
+from aloader.storage import BaseStore, Request, Store, open_store
 from aloader.storage.hops import Hops
 from aloader.storage.lifetime import PerLoop
+from aloader.storage.ranges import LARGE
 
 T = TypeVar("T")
 
 #: What a sample is, and what `decode` makes, is the user's affair.
-Decode = Callable[[bytes], Any]
 Transform = Callable[[Any], Any]
 
 
@@ -29,30 +34,43 @@ class ObjectReader:
     """Reads objects of a store and decodes them, while it is entered; picklable in any state, and then closed."""
 
     def __init__(
-        self, url_or_store: str | os.PathLike[str] | Store, decode: Decode | None, decode_threads: int
+        self, url_or_store: str | os.PathLike[str] | Store, decode: str | Decode | None, decode_threads: int
     ) -> None:
-        check_callable("decode", decode)
+        self._decode = decoder(decode)
         if decode_threads < 1:
             raise ValueError(f"decode_threads must be at least 1, got {decode_threads!r}")
         self.store = open_store(url_or_store)
-        self._decode = decode
         self._decode_threads = decode_threads
         self._opened = PerLoop(self, self._open)
 
     def __repr__(self) -> str:
         return f"a dataset of {self.store!r}"
 
-    async def read(self, key: str) -> Any:
-        """The object, decoded. Errors name the key."""
+    async def read(self, key: str, size: int = -1) -> Any:
+        """The object, decoded. Errors name the key. `size`: what the listing said, if there was one."""
+        return await self.decoded(self._decode, key, size)
+
+    async def decoded(self, decode: Decode | None, key: str, size: int = -1) -> Any:
+        """The object, as this decoder has it."""
         hops = self._opened.get()
-        data = await self.store.get(key)
-        if self._decode is None:
+        data = await (self._large(key, size) if size > LARGE else self.store.get(key))
+        if decode is None:
             return data
         try:
-            return await hops.call(self._decode, data)
+            return decode(data) if len(data) <= at_once(decode) else await hops.call(decode, data)
         except Exception as error:
             error.add_note(f"while decoding {key!r} of {self.store!r} ({len(data)} bytes)")
             raise
+
+    async def _large(self, key: str, size: int) -> bytes:
+        if not isinstance(self.store, BaseStore):
+            return await self.store.get(key, 0, size)
+        answer = await self.store.fetch(Request(key, 0, size))
+        if answer.size != size:
+            raise ObjectChanged(
+                f"{key!r} in {self.store!r} has {answer.size} bytes, and had {size} when it was listed: list again", key
+            )
+        return answer.data
 
     def apply(self, transform: Transform | None, value: Any, key: str) -> Any:
         """The transformed value. On the loop's thread, in one step: no other sample draws random numbers in between."""
@@ -75,16 +93,6 @@ class ObjectReader:
         hops = Hops(self._decode_threads, "aloader-decode")  # starts no thread before there is something to decode
         stack.push_async_callback(hops.aclose)
         return hops
-
-
-def keys_of(store: Store) -> list[str]:
-    """All keys, sorted. Blocks until they are listed, whether or not an event loop runs in the calling thread."""
-
-    async def listed() -> list[str]:
-        async with store:
-            return sorted([info.key async for info in store.list()])
-
-    return run_apart(listed())
 
 
 def run_apart(work: Coroutine[Any, Any, T]) -> T:

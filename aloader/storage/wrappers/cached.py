@@ -18,8 +18,10 @@ from aloader.options import parse_bytes
 from aloader.storage.base import Request, Response, Store, check_key
 from aloader.storage.lifetime import PerLoop
 from aloader.storage.memory import MemoryStore
+from aloader.storage.wrappers.cache_entry import FRONT
 from aloader.storage.wrappers.cache_filling import Filling
 from aloader.storage.wrappers.cache_folder import CacheFolder, Found
+from aloader.storage.wrappers.cache_plan import LOW, PAGE, pages
 from aloader.storage.wrappers.wrapper import Wrapper, ask
 
 #: Keys of a hint that are taken, at most: noting one takes some microseconds.
@@ -115,6 +117,10 @@ class Cached(Wrapper):
         """
         self._opened.get().hint(list(islice(keys, HINTED)), fetch, self.fetch)
 
+    def has_room_for(self, sizes: Iterable[int]) -> bool:
+        """Whether objects of these sizes fit into it together, if nothing else is in it."""
+        return sum(pages(size + FRONT) for size in sizes) * PAGE <= self.limit * LOW
+
     async def flush(self) -> None:
         """Wait until what has been read by now is on the disk."""
         await self._opened.get().flush()
@@ -179,4 +185,6 @@ def _place(store: Store) -> str:
             f"a {type(store).__name__} does not say by its repr where it is, so that its objects could be told from "
             "those of others in the cache: give it a __repr__, or Cached a namespace="
         )
+    if getattr(store, "endpoint_url", "") is None:  # an S3 store: then the environment may say which server is meant
+        return f"{store!r} {os.environ.get('AWS_ENDPOINT_URL_S3') or os.environ.get('AWS_ENDPOINT_URL') or ''}"
     return repr(store)

@@ -1,0 +1,7 @@
+"""`python -m aloader`."""
+
+import sys
+
+from aloader.cli import main
+
+sys.exit(main())
