@@ -72,6 +72,11 @@ class FaultServer:
         """"" while it does not run."""
         return f"http://127.0.0.1:{self._port}" if self._port else ""
 
+    @property
+    def pid(self) -> int | None:
+        """The process whose child is the server; None if it has none. Its CPU time is not the client's."""
+        return None if self._keeper is None else self._keeper.pid
+
     def url(self, bucket: str = bucket, prefix: str = "") -> str:
         """The URL of a place on this server. Credentials are not part of it: see `environment`."""
         return f"s3://{bucket}/{prefix}?endpoint_url={self.endpoint_url}&region={self.region}"

@@ -64,9 +64,9 @@ class Synthetic:
     def key(self, index: int) -> str:
         return f"{index:08d}"
 
-    def expected(self, key: str) -> bytes:
-        """The bytes of an object; `KeyError` if there is none."""
-        return bytes(self._window(key))
+    def expected(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        """The bytes of an object, or some of them; `KeyError` if there is none."""
+        return bytes(self._window(key)[start:stop])
 
     def find(self, key: str) -> Blob | None:
         if key in self._written:

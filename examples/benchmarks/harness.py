@@ -95,6 +95,7 @@ class Flow:
     seconds: float
     cpu: float
     descriptors: int = 0
+    waits: tuple[float, ...] = ()  # seconds that the consumer waited for each batch
 
     @property
     def batch_rate(self) -> float:
@@ -128,9 +129,9 @@ class Meter:
         self._cpu = cpu_seconds()
         self._began = time.perf_counter()
 
-    def done(self, batches: int, nbytes: int) -> Flow:
+    def done(self, batches: int, nbytes: int, waits: Sequence[float] = ()) -> Flow:
         seconds = time.perf_counter() - self._began
-        return Flow(batches, nbytes, seconds, cpu_seconds() - self._cpu, descriptors())
+        return Flow(batches, nbytes, seconds, cpu_seconds() - self._cpu, descriptors(), tuple(waits))
 
 
 class Blocking:
@@ -138,6 +139,7 @@ class Blocking:
 
     def __init__(self, make: Callable[[], Iterable[Any]], check: Check) -> None:
         self._make, self._check = make, check
+        self._waits: list[float] = []
 
     def open(self) -> None:
         self._loader = self._make()
@@ -147,16 +149,20 @@ class Blocking:
     def turn(self, seconds: float, warm_up: int) -> Flow:
         for _ in range(warm_up):
             self._take()
+        self._waits.clear()
         meter, batches, nbytes = Meter(), 0, 0
         end = time.perf_counter() + seconds
         while time.perf_counter() < end or not batches:
             nbytes += self._take()
             batches += 1
-        return meter.done(batches, nbytes)
+        return meter.done(batches, nbytes, self._waits)
 
     def _take(self) -> int:
+        began = time.perf_counter()
+        batch = next(self._iterator)
+        self._waits.append(time.perf_counter() - began)
         self._number += 1
-        return self._check(next(self._iterator), self._number - 1)
+        return self._check(batch, self._number - 1)
 
     def close(self) -> None:
         close = getattr(self._loader, "close", None)
@@ -170,6 +176,7 @@ class Awaiting:
 
     def __init__(self, make: Callable[[], Any], check: Check, loop_factory: Callable[[], Any] | None = None) -> None:
         self._make, self._check, self._loop_factory = make, check, loop_factory
+        self._waits: list[float] = []
 
     def open(self) -> None:
         self._runner = asyncio.Runner(loop_factory=self._loop_factory)
@@ -186,15 +193,18 @@ class Awaiting:
     async def _turn(self, seconds: float, warm_up: int) -> Flow:
         for _ in range(warm_up):
             await self._take()
+        self._waits.clear()
         meter, batches, nbytes = Meter(), 0, 0
         end = time.perf_counter() + seconds
         while time.perf_counter() < end or not batches:
             nbytes += await self._take()
             batches += 1
-        return meter.done(batches, nbytes)
+        return meter.done(batches, nbytes, self._waits)
 
     async def _take(self) -> int:
+        began = time.perf_counter()
         batch = await anext(self._iterator)
+        self._waits.append(time.perf_counter() - began)
         self._number += 1
         return self._check(batch, self._number - 1)
 
@@ -340,4 +350,4 @@ def machine() -> dict[str, Any]:
 
 
 def as_json(flows: dict[str, list[Flow]]) -> dict[str, list[dict[str, Any]]]:
-    return {name: [asdict(flow) for flow in turns] for name, turns in flows.items()}
+    return {name: [{**asdict(flow), "waits": len(flow.waits)} for flow in turns] for name, turns in flows.items()}

@@ -1,0 +1,512 @@
+"""How fast do samples come out of an object store, and what do they cost?
+
+    python examples/benchmarks/object_store.py [--quick] [--latency standard] [--size 102400] [--workers 1 2 4 8]
+        [--order shuffled sequential] [--contender NAME ...] [--plots FOLDER] [--json FILE]
+
+**Method.** A `FaultServer` in a process of its own answers all contenders: with the latencies of S3 as they were
+measured, 55 MiB/s for a connection, a round trip more for a new one, and without faults. Its objects are made from
+their names, so that there are as many as one likes, and the consumer checks head, tail and order of all it gets, and
+touches every page. A sample is an object's bytes as a tensor; torch's collation stacks them. All contenders of a
+comparison have the same objects in the same endless order, are open at once, and take turns. Before a turn begins, the
+server is waited for until nobody asks it anything; what a loader holds in advance is consumed before the clock starts.
+
+- *aloader*: `ObjectDataset` on the URL, `async for`, everything at its default
+- *torch + boto3*: `get_object` in `__getitem__`
+- *torch + 32 threads*: boto3 in 32 threads for each worker, in `__getitems__`
+- *litdata*: `StreamingRawDataset` in torch's loader, as it comes, with `obstore` if that is installed
+- *s3torchconnector*: `S3MapDataset` in torch's loader
+- *bare client*: as many processes without a loader, each with as many requests in flight as aloader's workers have, on
+  the same store class; the bytes are counted and dropped
+
+The *ideal* is the number of requests in flight of aloader divided by the mean latency that the server has seen in
+aloader's turns. CPU is that of all processes but the server's. *Extra requests* are those that the server has counted
+beyond one for each sample.
+
+Machines differ, and this one's cores are shared between server and client: ratios count, rates do not.
+
+**Result.** To be measured.
+
+Where async does not pay: with large objects a connection's bandwidth and copying are what counts, and with many
+workers, torch's loader has as many requests in flight as it needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+import torch
+import uvloop
+
+import aloader
+from aloader.datasets import ObjectDataset, PackedList
+from aloader.options import CONCURRENCY, share_of
+from aloader.storage import open_store
+from aloader.testing import Faults, FaultServer, Latency, Synthetic
+
+MIB = 1 << 20
+BANDWIDTH = 55.0 * MIB
+THREADS = 32
+BARE_WARM_UP = 0.5
+EDGE = 64
+PAGE = 4096
+
+#: What each contender needs beside torch: the module, and what brings it.
+NEEDS = {
+    "aloader": ("aiobotocore", "aloader[s3]"),
+    "torch + boto3": ("boto3", "boto3"),
+    "torch + 32 threads": ("boto3", "boto3"),
+    "litdata": ("litdata", "litdata obstore"),
+    "s3torchconnector": ("s3torchconnector", "s3torchconnector"),
+    "bare client": ("aiobotocore", "aloader[s3]"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One comparison."""
+
+    latency: str
+    nbytes: int
+    order: str
+    workers: int
+
+    def __str__(self) -> str:
+        return f"{self.latency}, {size_of(self.nbytes)}, {self.order}, {self.workers} workers"
+
+    @property
+    def batch_size(self) -> int:
+        return 64 if self.nbytes < MIB else 8
+
+    @property
+    def count(self) -> int:
+        """Objects: enough that none comes twice for some time."""
+        return 100_000 if self.nbytes < MIB else 2_000
+
+
+def size_of(nbytes: int) -> str:
+    return f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes / 1024:g} KiB"
+
+
+class Passes(torch.utils.data.Sampler[int]):
+    """All indices, again and again."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.count, self.shuffled = cell.count, cell.order == "shuffled"
+
+    def __len__(self) -> int:
+        return 1 << 40
+
+    def __iter__(self) -> Iterator[int]:
+        generator = np.random.default_rng(0)
+        while True:
+            yield from generator.permutation(self.count).tolist() if self.shuffled else range(self.count)
+
+
+class Check:
+    """That a batch holds the next samples of the order."""
+
+    def __init__(self, cell: Cell, objects: Synthetic) -> None:
+        self._cell, self._objects, self._order = cell, objects, iter(Passes(cell))
+
+    def __call__(self, batch: torch.Tensor, number: int) -> int:
+        rows = batch.numpy()
+        rows[:, ::PAGE].sum()
+        for row, index in zip(rows, itertools.islice(self._order, self._cell.batch_size), strict=True):
+            key = self._objects.key(index)
+            edges = row[:EDGE].tobytes(), row[-EDGE:].tobytes()
+            if edges != (self._objects.expected(key, 0, EDGE), self._objects.expected(key, -EDGE)):
+                raise RuntimeError(f"batch {number} does not hold {key} where it should")
+        return rows.nbytes
+
+
+# -- contenders --------------------------------------------------------------------------------------------------------
+
+
+def as_tensor(data: bytes | bytearray) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+class Boto3:
+    """Objects by boto3, with a client for each process, one after the other."""
+
+    connections = 10  # its default
+
+    def __init__(self, server: FaultServer, keys: PackedList) -> None:
+        self.endpoint_url, self.bucket, self.keys = server.endpoint_url, server.bucket, keys
+        self._client: tuple[int, Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def client(self) -> Any:
+        import boto3
+        from botocore.config import Config
+
+        if self._client is None or self._client[0] != os.getpid():
+            settings = Config(max_pool_connections=self.connections, s3={"addressing_style": "path"})
+            made = boto3.client("s3", endpoint_url=self.endpoint_url, region_name=FaultServer.region, config=settings)
+            self._client = os.getpid(), made
+        return self._client[1]
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return as_tensor(self.client().get_object(Bucket=self.bucket, Key=self.keys[index])["Body"].read())
+
+
+class Boto3Threads(Boto3):
+    """The same, a batch at a time in threads."""
+
+    connections = THREADS
+
+    def __init__(self, server: FaultServer, keys: PackedList) -> None:
+        super().__init__(server, keys)
+        self._threads: tuple[int, ThreadPoolExecutor] | None = None
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        if self._threads is None or self._threads[0] != os.getpid():
+            self._threads = os.getpid(), ThreadPoolExecutor(THREADS)
+        self.client()
+        return list(self._threads[1].map(self.__getitem__, indices))
+
+
+def litdata(server: FaultServer, keys: PackedList, cell: Cell) -> Any:
+    from litdata import StreamingRawDataset
+    from litdata.raw.indexer import FileIndexer, FileMetadata
+    from litdata.streaming import downloader
+
+    # With obstore it speaks HTTPS alone, and has no argument that would change this.
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
+
+    class Known(FileIndexer):
+        """What is in the bucket, without asking."""
+
+        def build_or_load_index(self, *_: Any, **__: Any) -> list[FileMetadata]:
+            return [FileMetadata(f"s3://{server.bucket}/{key}", cell.nbytes) for key in keys]
+
+    options = {"endpoint_url": server.endpoint_url, "region_name": server.region}
+    place = f"s3://{server.bucket}/"
+    return StreamingRawDataset(place, indexer=Known(), storage_options=options, transform=as_tensor)
+
+
+def s3torchconnector(server: FaultServer, keys: PackedList) -> Any:
+    from s3torchconnector import S3ClientConfig, S3MapDataset
+
+    return S3MapDataset.from_objects(
+        [f"s3://{server.bucket}/{key}" for key in keys],
+        region=server.region,
+        endpoint=server.endpoint_url,
+        transform=lambda found: as_tensor(found.read()),
+        s3client_config=S3ClientConfig(force_path_style=True),
+    )
+
+
+class Bare:
+    """The store alone, in as many processes. They are told by a line for how many seconds, and answer by one."""
+
+    def __init__(self, cell: Cell, server: FaultServer) -> None:
+        self._cell, self._server = cell, server
+
+    def open(self) -> None:
+        command = [sys.executable, __file__, "--bare", json.dumps([self._server.url(), *asdict(self._cell).values()])]
+        self._processes = [
+            subprocess.Popen([*command, f"{number}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for number in range(self._cell.workers)
+        ]
+        for process in self._processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+
+    def turn(self, seconds: float, warm_up: int) -> harness.Flow:
+        seconds = seconds or BARE_WARM_UP
+        meter = harness.Meter()
+        for process in self._processes:
+            print(seconds, file=process.stdin, flush=True)
+        objects = sum(int(process.stdout.readline()) for process in self._processes if process.stdout is not None)
+        flow = meter.done(0, objects * self._cell.nbytes)
+        return harness.Flow(objects / self._cell.batch_size, flow.nbytes, seconds, flow.cpu)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.communicate()
+
+
+async def be_bare(url: str, cell: Cell, number: int) -> None:
+    """One process of `Bare`. Each turn goes on in the order where the last one ended."""
+    objects = Synthetic(cell.count, cell.nbytes)
+    order = itertools.islice(iter(Passes(cell)), number, None, cell.workers)
+    loop = asyncio.get_running_loop()
+    done = 0
+
+    async def ask(end: float) -> None:
+        nonlocal done
+        while loop.time() < end:
+            if len(await store.get(objects.key(next(order)))) != cell.nbytes:
+                raise RuntimeError("an object has another length")
+            done += loop.time() < end
+
+    async with open_store(url) as store:
+        await store.get(objects.key(0))
+        print(flush=True)
+        while line := await loop.run_in_executor(None, sys.stdin.readline):
+            done, end = 0, loop.time() + float(line)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(share_of(CONCURRENCY, cell.workers)):
+                    group.create_task(ask(end))
+            print(done, flush=True)
+
+
+def contenders(
+    cell: Cell, server: FaultServer, objects: Synthetic, names: Iterable[str]
+) -> dict[str, harness.Contender]:
+    keys = PackedList(objects.key(index) for index in range(cell.count))
+
+    def torchs(dataset: Any) -> torch.utils.data.DataLoader[Any]:
+        return torch.utils.data.DataLoader(dataset, **common)
+
+    common: dict[str, Any] = {
+        "batch_size": cell.batch_size,
+        "sampler": Passes(cell),
+        "num_workers": cell.workers,
+        "persistent_workers": True,
+    }
+    made: dict[str, Callable[[], harness.Contender]] = {
+        "aloader": lambda: harness.Awaiting(
+            lambda: aloader.DataLoader(ObjectDataset(server.url(), keys, transform=as_tensor), **common),
+            Check(cell, objects),
+        ),
+        "torch + boto3": lambda: harness.Blocking(lambda: torchs(Boto3(server, keys)), Check(cell, objects)),
+        "torch + 32 threads": lambda: harness.Blocking(
+            lambda: torchs(Boto3Threads(server, keys)), Check(cell, objects)
+        ),
+        "litdata": lambda: harness.Blocking(lambda: torchs(litdata(server, keys, cell)), Check(cell, objects)),
+        "s3torchconnector": lambda: harness.Blocking(
+            lambda: torchs(s3torchconnector(server, keys)), Check(cell, objects)
+        ),
+        "bare client": lambda: Bare(cell, server),
+    }
+    return {name: made[name]() for name in names}
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Turn:
+    """What one turn gave. Objects by second, CPU seconds of the client by 1,000 objects, requests by object."""
+
+    rate: float
+    cpu: float
+    requests: float
+    latency: float  # the mean that the server has seen
+    waits: list[float] = field(repr=False)
+
+
+class Measured:
+    """A contender, with the server's view of it."""
+
+    def __init__(self, name: str, inner: harness.Contender, cell: Cell, server: FaultServer) -> None:
+        self._inner, self._cell, self._server = inner, cell, server
+        self._held = 8 * cell.workers if name == "aloader" else 2 * cell.workers
+        self.first = 0.0
+        self.turns: list[Turn] = []
+
+    def open(self) -> None:
+        began = time.perf_counter()
+        self._inner.open()
+        self._inner.turn(0.0, 0)
+        self.first = time.perf_counter() - began
+
+    def turn(self, seconds: float, warm_up: int) -> harness.Flow:
+        self._wait_for_silence()
+        self._inner.turn(0.0, self._held)
+        server_cpu = harness.cpu_seconds(self._server.pid)
+        self._server.served(afresh=True)
+        flow = self._inner.turn(seconds, 0)
+        served = self._server.served()
+        cpu = flow.cpu - (harness.cpu_seconds(self._server.pid) - server_cpu)
+        objects = flow.batches * self._cell.batch_size
+        self.turns.append(
+            Turn(
+                objects / flow.seconds,
+                cpu / objects * 1000,
+                served.requests["GET"] / objects,
+                served.busy / max(1, served.answered),
+                list(flow.waits),
+            )
+        )
+        return flow
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _wait_for_silence(self) -> None:
+        """Until nobody asks for anything: the one before has filled its buffers."""
+        while (seen := self._server.served()).in_flight or seen.answered != self._server.served().answered:
+            time.sleep(0.05)
+
+
+def measure(cell: Cell, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    objects = Synthetic(cell.count, cell.nbytes)
+    faults = Faults(latency=Latency.preset(cell.latency), bandwidth=BANDWIDTH if cell.latency != "none" else 0.0)
+    with FaultServer(objects, faults) as server:
+        os.environ.update(server.environment())
+        inner = contenders(cell, server, objects, options.contender)
+        measured = {name: Measured(name, each, cell, server) for name, each in inner.items()}
+        harness.rounds(
+            dict(measured), options.rounds, options.seconds, 0, lambda text: harness.say(f"{cell}: {text}")
+        )
+    harness.quiet()
+    return {name: summary(each) for name, each in measured.items()}
+
+
+def summary(measured: Measured) -> dict[str, Any]:
+    waits = sorted(itertools.chain.from_iterable(turn.waits for turn in measured.turns))
+    at = {part: waits[int(part * (len(waits) - 1))] if waits else None for part in (0.5, 0.99)}
+    return {
+        "rates": [turn.rate for turn in measured.turns],
+        "cpu": [turn.cpu for turn in measured.turns],
+        "extra": harness.median(turn.requests - 1 for turn in measured.turns),
+        "latency": harness.median(turn.latency for turn in measured.turns),
+        "wait p50": at[0.5],
+        "wait p99": at[0.99],
+        "first": measured.first,
+    }
+
+
+# -- reporting ---------------------------------------------------------------------------------------------------------
+
+
+def ideal(cell: Cell, found: dict[str, dict[str, Any]]) -> float | None:
+    """Requests in flight of aloader divided by their latency."""
+    if "aloader" not in found:
+        return None
+    return share_of(CONCURRENCY, cell.workers) * cell.workers / max(found["aloader"]["latency"], 1e-9)
+
+
+def report(cell: Cell, found: dict[str, dict[str, Any]]) -> str:
+    head = [str(cell), "objects/s", "of aloader's", "CPU s/1,000", "batch p50, ms", "p99", "extra requests", "first, s"]
+    rows = []
+    for name, row in found.items():
+        rate, cpu = harness.Spread.of(row["rates"]), harness.Spread.of(row["cpu"])
+        base = found.get("aloader", row)["rates"]
+        share = harness.Spread.of([mine / theirs for mine, theirs in zip(row["rates"], base, strict=True)])
+        waits = [f"{row[each] * 1e3:,.1f}" if row[each] is not None else "" for each in ("wait p50", "wait p99")]
+        speed = f"{rate.median:,.0f} ({rate.low:,.0f}–{rate.high:,.0f})"
+        rest = [f"{row['extra']:+.1%}", f"{row['first']:.2f}"]
+        rows.append([name, speed, str(share), f"{cpu.median:.2f}", *waits, *rest])
+    if (best := ideal(cell, found)) is not None:
+        rows.append(["ideal", f"{best:,.0f}", "", "", "", "", "", ""])
+    return harness.table(head, rows)
+
+
+def plot(results: list[dict[str, Any]], folder: Path) -> None:
+    """For each latency and order, objects/s and CPU over workers: a column for each size."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for latency, order in sorted({(each["cell"]["latency"], each["cell"]["order"]) for each in results}):
+        mine = [each for each in results if (each["cell"]["latency"], each["cell"]["order"]) == (latency, order)]
+        sizes = sorted({each["cell"]["nbytes"] for each in mine})
+        figure, grid = pyplot.subplots(2, len(sizes), figsize=(5 * len(sizes), 8), squeeze=False)
+        for column, nbytes in enumerate(sizes):
+            for row, (what, title) in enumerate((("rates", "objects/s"), ("cpu", "client CPU s per 1,000 objects"))):
+                axes = grid[row][column]
+                for name in dict.fromkeys(name for each in mine for name in each["found"]):
+                    points = sorted(
+                        (each["cell"]["workers"], harness.median(each["found"][name][what]))
+                        for each in mine
+                        if each["cell"]["nbytes"] == nbytes and name in each["found"]
+                    )
+                    axes.plot(*zip(*points, strict=True), marker="o", label=name)
+                axes.set(title=f"{size_of(nbytes)}: {title}", xlabel="workers", xscale="log", yscale="log")
+                axes.grid(alpha=0.3)
+        grid[0][0].legend()
+        figure.suptitle(f"S3 latency “{latency}”, {order}")
+        figure.tight_layout()
+        figure.savefig(folder / f"object_store-{latency}-{order}.png", dpi=120)
+        pyplot.close(figure)
+
+
+# -- the whole ---------------------------------------------------------------------------------------------------------
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--latency", nargs="+", help="of Latency.preset (standard, express)")
+    parser.add_argument("--size", nargs="+", type=int, help="bytes of an object (4 KiB, 100 KiB, 8 MiB)")
+    parser.add_argument("--order", nargs="+", choices=["shuffled", "sequential"], default=["shuffled", "sequential"])
+    parser.add_argument("--workers", nargs="+", type=int)
+    parser.add_argument("--contender", nargs="+", choices=list(NEEDS), default=list(NEEDS))
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--seconds", type=float, help="of each turn")
+    parser.add_argument("--quick", action="store_true", help="a first look at one case, not to be quoted")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--plots", metavar="FOLDER", help="PNGs by matplotlib")
+    parser.add_argument("--bare", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    quick = options.quick
+    options.latency = options.latency or (["standard"] if quick else ["standard", "express"])
+    options.size = options.size or ([100 << 10] if quick else [4 << 10, 100 << 10, 8 << 20])
+    options.order = ["shuffled"] if quick else options.order
+    options.workers = options.workers or ([2] if quick else [1, 2, 4, 8])
+    options.rounds = options.rounds or (1 if quick else 5)
+    options.seconds = options.seconds or (2.0 if quick else 4.0)
+    return options
+
+
+def installed(names: list[str]) -> list[str]:
+    """Those that can be measured here; of the others it is said what they need."""
+    there = []
+    for name in names:
+        module, package = NEEDS[name]
+        if importlib.util.find_spec(module) is None:
+            print(f'{name} is left out: pip install "{package}"')
+        else:
+            there.append(name)
+    return there
+
+
+def main() -> None:
+    options = arguments()
+    if options.bare:
+        url, *cell = json.loads(options.bare[0])
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # that of aloader's workers
+            return runner.run(be_bare(url, Cell(*cell), int(options.bare[1])))
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message=".*worker processes in total.*")
+    facts = harness.machine()
+    print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    print(f"{options.rounds} rounds of {options.seconds} s; medians; ratios within a round: median (least–greatest)")
+    options.contender = installed(options.contender)
+    results = []
+    for values in itertools.product(options.latency, options.size, options.order, options.workers):
+        cell = Cell(*values)
+        found = measure(cell, options)
+        print(f"\n{report(cell, found)}", flush=True)
+        results.append({"cell": asdict(cell), "found": found})
+        if options.json:
+            Path(options.json).write_text(json.dumps({"machine": facts, "results": results}, indent=1))
+    if options.plots:
+        plot(results, Path(options.plots))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
