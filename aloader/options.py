@@ -43,6 +43,10 @@ LARGE_LEAF_BYTES: Final = 64 * MIB
 CONCURRENCY: Final = 256
 CONCURRENCY_PER_WORKER: Final = (4, 64)
 
+#: A worker's share of the requests to a store, times its number of workers: more than 1, since a sample may take more
+#: than one request at once (a hedge, the parts of a large object).
+PERMITS_SPARE: Final = 1.25
+
 #: Seconds that asking a dataset for its state may take at first, and the part of the time that it may take later.
 MARK_GRACE: Final = 0.1
 MARK_SHARE: Final = 0.01

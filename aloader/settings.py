@@ -100,7 +100,7 @@ def source_for(loader: Settings, indices: Any, state: dict[str, Any] | None = No
 
 def who_of(loader: Settings, seed: int, surroundings: bytes) -> Who:
     slots = max(1, workers_of(loader))  # without processes, one slot that is always filled
-    kind = loader.is_iterable, loader.drop_last, *loader.ranks
+    kind = loader.is_iterable, loader.drop_last, *loader.ranks, permits_of(slots)
     return Who(0, slots, seed, share_of(loader), in_threads(loader), loader._auto_collation, surroundings, *kind)
 
 
@@ -120,8 +120,17 @@ def share_of(loader: Settings) -> int:
     workers = workers_of(loader)
     if loader.concurrency is not None:
         return max(1, loader.concurrency // max(1, workers))
-    total = options.CONCURRENCY // max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+    total = options.CONCURRENCY // _local_ranks()
     return options.share_of(total, workers) if workers else max(1, total)
+
+
+def permits_of(slots: int) -> float:
+    """The share of a store's requests that each worker may have in flight: together they are one client of it."""
+    return min(1.0, options.PERMITS_SPARE / (slots * _local_ranks()))
+
+
+def _local_ranks() -> int:
+    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 
 def _explicit_prefetch(loader: Settings) -> int | None:

@@ -18,7 +18,8 @@ from aloader.channel.arena import Place
 
 class Start(NamedTuple):
     """The first message: who the worker is. `context` is what it takes over from the parent (pickled); `flags` are
-    those that have changed there since the job was written (pickled); `resume` is where it goes on (a pickled
+    those that have changed there since the job was written (pickled); `permits` is its share of the requests that a store
+    may be asked at once (`storage.permits`); `resume` is where it goes on (a pickled
     `marks.Resume`); `states` are those of the random generators of the worker that it replaces, after the last ticket
     that was answered."""
 
@@ -35,6 +36,7 @@ class Start(NamedTuple):
     drop_last: bool = False
     rank: int = 0
     world_size: int = 1
+    permits: float = 1.0
     flags: bytes = b""
     resume: bytes = b""
     states: bytes = b""

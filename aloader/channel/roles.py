@@ -48,3 +48,4 @@ class Who(NamedTuple):
     drop_last: bool = False
     rank: int = 0
     world_size: int = 1
+    permits: float = 1.0

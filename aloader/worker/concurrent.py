@@ -16,6 +16,7 @@ from typing import Any
 
 from aloader.channel.messages import Ticket
 from aloader.channel.status import Doing
+from aloader.storage.permits import PERMITS, Permits
 from aloader.worker.bench import Bench, Clock
 from aloader.worker.fetch import Failed, Fetcher, Note, parts
 from aloader.worker.generators import Seeding
@@ -32,6 +33,7 @@ async def enter(dataset: Any, stack: AsyncExitStack) -> None:
 
 async def serve(bench: Bench, begun: TurnsAsync | None = None) -> None:
     """Work until told to stop; `begun` is a ticket that the inline server could not finish."""
+    PERMITS.set(Permits(bench.start.permits))  # for stores that the dataset opens here
     async with AsyncExitStack() as stack:
         threads: Executor | None = None
         if bench.start.threads:
