@@ -18,8 +18,8 @@ from aloader.channel.arena import Place
 
 class Start(NamedTuple):
     """The first message: who the worker is. `context` is what it takes over from the parent (pickled); `flags` are
-    those that have changed there since the job was written (pickled); `permits` is its share of the requests that a store
-    may be asked at once (`storage.permits`); `resume` is where it goes on (a pickled
+    those that have changed there since the job was written (pickled); `permits` is its share of the requests that a
+    store may be asked at once (`storage.permits`); `resume` is where it goes on (a pickled
     `marks.Resume`); `states` are those of the random generators of the worker that it replaces, after the last ticket
     that was answered."""
 
