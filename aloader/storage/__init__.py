@@ -9,15 +9,18 @@ from aloader.storage.memory import MemoryStore
 from aloader.storage.s3 import S3Store
 from aloader.storage.url import open_store
 from aloader.storage.wrappers.cached import Cached
+from aloader.storage.wrappers.hedged import Hedged
 from aloader.storage.wrappers.limited import Limited
 from aloader.storage.wrappers.parted import Parted
 from aloader.storage.wrappers.retrying import Retrying
+from aloader.storage.wrappers.verified import Verified
 
 __all__ = [
     "BaseStore",
     "Cached",
     "FsspecStore",
     "HTTPStore",
+    "Hedged",
     "Limited",
     "LocalStore",
     "MemoryStore",
@@ -28,5 +31,6 @@ __all__ = [
     "Retrying",
     "S3Store",
     "Store",
+    "Verified",
     "open_store",
 ]
