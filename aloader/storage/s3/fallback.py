@@ -21,13 +21,25 @@ async def fetch(clients: Clients, bucket: str, key: str, request: Request, asked
         async with clients.calling(asked) as client:
             found = await client.get_object(Bucket=bucket, Key=key, **more)
             async with found["Body"] as body:
-                data: bytes = await body.read(ceiling(request))
+                data = await _read(body, ceiling(request))
             return _response(found, data, request, asked)
     except BadRange:
         async with clients.calling(asked) as client:
             if (await client.head_object(Bucket=bucket, Key=key))["ContentLength"]:
                 raise
         return Response(b"", 0)
+
+
+async def _read(body: Any, most: int | None) -> bytes:
+    """The body, or its first bytes: of some, aiohttp gives what there is."""
+    if most is None:
+        whole: bytes = await body.read()
+        return whole
+    pieces, left = [], most
+    while left and (piece := await body.read(left)):
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)
 
 
 def _response(found: dict[str, Any], data: bytes, request: Request, asked: Asked) -> Response:

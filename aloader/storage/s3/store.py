@@ -13,11 +13,12 @@ from typing import NamedTuple, Self
 from aloader.options import CONCURRENCY, KIB
 from aloader.storage.base import BaseStore, ObjectInfo, Request, Response, check_data, check_key
 from aloader.storage.lifetime import PerLoop
-from aloader.storage.s3 import fallback
+from aloader.storage.s3 import fallback, rust
 from aloader.storage.s3.clients import Clients
 from aloader.storage.s3.errors import Asked
 from aloader.storage.s3.lean import Lean
 from aloader.storage.s3.place import Place
+from aloader.storage.s3.rust import Rust
 from aloader.storage.s3.settings import ENGINES, Settings, check_endpoint
 from aloader.storage.s3.signing import Keys
 from aloader.storage.wire.pool import Pool
@@ -88,9 +89,9 @@ class S3Store(BaseStore):
     async def fetch(self, request: Request) -> Response:
         opened = self._opened.get()
         asked = self._asked("read", check_key(request.key))
-        lean = opened.lean
-        if lean is not None and not lean.moved:
-            response = await lean.fetch(request, asked)
+        engine = opened.engine
+        if engine is not None and not engine.moved:
+            response = await engine.fetch(request, asked)
             if response is not None:
                 return response
         return await fallback.fetch(opened.clients, self.bucket, self._root + request.key, request, asked)
@@ -158,8 +159,10 @@ class S3Store(BaseStore):
         clients = Clients(self._settings())
         stack.push_async_callback(clients.aclose)
         place = await clients.open(self._asked("open"))
-        if place is None or self.engine != "lean":
+        if place is None or self.engine == "botocore":
             return _Open(clients, None)
+        if self.engine == "obstore":
+            return _Open(clients, rust.make(place, self._settings(), self._root, clients))
         pool = Pool(
             place.origin,
             max_connections=self.max_connections,
@@ -175,7 +178,7 @@ class _Open(NamedTuple):
     """What a store holds while it is open."""
 
     clients: Clients
-    lean: Lean | None
+    engine: Lean | Rust | None  # None: aiobotocore's client does it all
 
 
 async def _trust(place: Place) -> ssl.SSLContext | None:

@@ -7,9 +7,12 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
+from aloader.storage import S3Store
 from tests.storage.wire.scripted import Said, Scripted, scripted
 
+DATE = "Wed, 21 Oct 2026 07:28:00 GMT"
 ETAG = '"0123456789abcdef0123456789abcdef"'
 
 #: What a test answers itself: from the request's text to an answer, or None for what is usual.
@@ -52,11 +55,19 @@ def _object(body: bytes, request: bytes) -> bytes:
         return error(412, "PreconditionFailed")
     found = re.search(rb"\r\nRange: bytes=(\d+)-(\d*)", request, re.IGNORECASE)
     if found is None:
-        return answer(200, body, ETag=ETAG)
+        return answer(200, body, ETag=ETAG, Last_Modified=DATE)
     start, stop = int(found[1]), min(int(found[2] or len(body)) + 1, len(body))
     if start >= len(body):
         return error(416, "InvalidRange", Content_Range=f"bytes */{len(body)}")
-    return answer(206, body[start:stop], ETag=ETAG, Content_Range=f"bytes {start}-{stop - 1}/{len(body)}")
+    place = f"bytes {start}-{stop - 1}/{len(body)}"
+    return answer(206, body[start:stop], ETag=ETAG, Last_Modified=DATE, Content_Range=place)
+
+
+def store_at(server: Scripted, **options: Any) -> S3Store:
+    """A store there."""
+    return S3Store(
+        "bucket", endpoint_url=f"http://127.0.0.1:{server.port}", access_key="a", secret_key="b", **options
+    )
 
 
 @asynccontextmanager
