@@ -48,6 +48,11 @@ class Request(NamedTuple):
     version: str = ""
     most: int | None = None
 
+    def end(self, size: int) -> int:
+        """Where the answer ends, of an object of this size."""
+        end = size if self.stop is None else min(self.stop, size)
+        return end if self.most is None else min(end, self.start + self.most)
+
 
 NO_DIGESTS: Final[Mapping[str, str]] = MappingProxyType({})
 

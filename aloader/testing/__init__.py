@@ -1,1 +1,46 @@
-"""Servers and fakes for tests: of aloader, and of programs that use it."""
+"""Servers and fakes for tests: of aloader, and of programs that use it.
+
+The names are looked up when they are asked for: a server's process, and whoever wants one of them, imports no more.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aloader.testing.faults import Fault, Faults, Latency
+    from aloader.testing.faultserver import FaultServer
+    from aloader.testing.faulty import FaultyStore
+    from aloader.testing.s3server import S3Server
+    from aloader.testing.simloop import SimLoop, simulate
+    from aloader.testing.synthetic import Synthetic
+
+__all__ = [
+    "Fault",
+    "FaultServer",
+    "Faults",
+    "FaultyStore",
+    "Latency",
+    "S3Server",
+    "SimLoop",
+    "Synthetic",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    homes = {
+        "Fault": "faults",
+        "FaultServer": "faultserver",
+        "Faults": "faults",
+        "FaultyStore": "faulty",
+        "Latency": "faults",
+        "S3Server": "s3server",
+        "SimLoop": "simloop",
+        "Synthetic": "synthetic",
+        "simulate": "simloop",
+    }
+    if name not in homes:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{homes[name]}"), name)
