@@ -176,7 +176,7 @@ def _say(filling: Filling) -> None:
 
 def _place(store: Store) -> str:
     """What tells a store from all others, in other processes and later, too. Our own wrappers change no bytes."""
-    while isinstance(store, Wrapper) and type(store).__module__.startswith("aloader."):
+    while isinstance(store, Wrapper) and type(store).__module__.startswith("aloader.storage."):
         store = store.store
     if isinstance(store, MemoryStore):  # it is nowhere else: its entries are for it and its copies
         return f"MemoryStore {secrets.token_hex(16)}"
