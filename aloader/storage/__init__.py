@@ -9,6 +9,7 @@ from aloader.storage.memory import MemoryStore
 from aloader.storage.s3 import S3Store
 from aloader.storage.url import open_store
 from aloader.storage.wrappers.cached import Cached
+from aloader.storage.wrappers.hedged import Hedged
 from aloader.storage.wrappers.limited import Limited
 from aloader.storage.wrappers.parted import Parted
 from aloader.storage.wrappers.retrying import Retrying
@@ -18,6 +19,7 @@ __all__ = [
     "Cached",
     "FsspecStore",
     "HTTPStore",
+    "Hedged",
     "Limited",
     "LocalStore",
     "MemoryStore",

@@ -85,9 +85,8 @@ class _Gate:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self._leave()  # the turn had come in the same step: it is the next one's now
             raise
-        finally:
-            if listener is not None:
-                listener.goes()
+        if listener is not None:
+            listener.goes()
 
     def _admit(self) -> bool:
         """Whether a request may go now; else, if only time is missing, a timer lets those that wait go then."""

@@ -13,13 +13,13 @@ from typing import Final, Protocol
 
 
 class Listener(Protocol):
-    """Who measures. Both are called on the request's loop, only if it has to wait, and always in this order."""
+    """Who measures. Both are called on the request's loop, in this order, and only if it has to wait."""
 
     def waits(self) -> None:
         """The request has not been sent: it waits for its turn."""
 
     def goes(self) -> None:
-        """It is its turn, or it has been given up."""
+        """It is its turn: the request is sent. Not called for one that was given up before."""
 
 
 QUEUEING: Final[ContextVar[Listener | None]] = ContextVar("aloader_queueing", default=None)

@@ -35,7 +35,7 @@ ATTEMPTS: Final = 5
 
 #: Seconds over all attempts, and before another one at first and at most.
 DEADLINE: Final = 60.0
-FIRST_DELAY: Final = 0.1
+FIRST_DELAY: Final = 0.05
 MOST_DELAY: Final = 10.0
 
 #: Retries without success: more than may be in flight, so that a load balancer that closes all connections at once
