@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -108,14 +109,16 @@ def test_a_disk_that_refuses_is_said_and_is_no_success(
 ) -> None:
     cache = tmp_path / "cache"
     assert main(["warm", str(data), "--cache", str(cache), "--prefix", "notes"]) == 0
-    for name in "0123456789abcdef":  # no folder can be made of a file
-        for other in "0123456789abcdef":
-            if not (cache / f"{name}{other}").exists():
-                (cache / f"{name}{other}").write_text("")
-    assert main(["warm", str(data), "--cache", str(cache)]) == 1
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # no file may grow beyond that, as on a full disk
+    try:
+        assert main(["warm", str(data), "--cache", str(cache)]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     out, err = capsys.readouterr()
-    assert "could not be kept" in out
-    assert err.startswith(f"aloader warm: the cache in '{cache}' cannot be written to")
+    assert "20 could not be kept" in out
+    assert err.startswith(f"aloader warm: the cache in '{cache}' cannot be written to: File too large")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", [[], ["warm"], ["chill", "x"], ["warm", "x", "--concurrency", "0"]])

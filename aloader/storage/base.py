@@ -131,6 +131,15 @@ class BaseStore(ABC):
         """Exactly what was asked for, or an error: never fewer bytes. The range is checked already (`check_range`),
         and not empty unless the object is; the key is not checked."""
 
+    @property
+    def identity(self) -> str:
+        """What tells this store from all others, in every process, now and later: caches file its objects under it.
+
+        Without secrets. By default it is the `repr`, which says where a store is; to be written anew where that leaves
+        something out on which it depends what the objects are.
+        """
+        return repr(self)
+
     @abstractmethod
     async def size(self, key: str) -> int:
         """The object's size in bytes."""

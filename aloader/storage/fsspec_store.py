@@ -8,6 +8,7 @@ all who ask with the same arguments, and with it connections, loops and listings
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
@@ -59,6 +60,12 @@ class FsspecStore(BaseStore):
     def __repr__(self) -> str:
         place = re.sub(r"(?<=://)[^/@]*@", "…@", self._url)
         return f"FsspecStore({re.sub(r'[?].*', '?…', place)!r})"
+
+    @property
+    def identity(self) -> str:
+        """The options, and what is behind "?", may say which objects these are. They may be secret, too: so a hash."""
+        more = repr((self._url.partition("?")[2], sorted(self._options.items())))
+        return f"{self!r} {hashlib.blake2b(more.encode(), digest_size=16).hexdigest()}"
 
     async def fetch(self, request: Request) -> Response:
         key, start, stop, version, _ = request

@@ -6,6 +6,7 @@ What answers mean stands in `http_answers`; here they are asked for, and their b
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -56,6 +57,11 @@ class HTTPStore(BaseStore):
     def __repr__(self) -> str:
         """Where it is. What comes behind "?" may be a signature."""
         return f"HTTPStore({self._base + ('?…' if self._query else '')!r})"
+
+    @property
+    def identity(self) -> str:
+        """What is behind "?" may say which objects these are."""
+        return f"{self!r} {hashlib.blake2b(self._query.encode(), digest_size=16).hexdigest() if self._query else ''}"
 
     async def fetch(self, request: Request) -> Response:
         async with self._answer("GET", request.key, answers.headers_for(request)) as answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from typing import Self
@@ -18,10 +19,16 @@ class MemoryStore(BaseStore):
         self._objects = {check_key(key): check_data(data) for key, data in (objects or {}).items()}
         # Nothing to open; but code that forgets `async with` should fail in its tests, not first with a bucket.
         self._opened = PerLoop(self, self._open)
+        self._token = secrets.token_hex(16)
 
     def __repr__(self) -> str:
         size = sum(map(len, self._objects.values()))
         return f"MemoryStore({len(self._objects)} objects, {size} bytes)"
+
+    @property
+    def identity(self) -> str:
+        """It is nowhere else: only its copies are the same store."""
+        return f"MemoryStore({self._token})"
 
     async def fetch(self, request: Request) -> Response:
         data = self._object(request.key)

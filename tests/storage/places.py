@@ -19,7 +19,7 @@ import pytest
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from aloader.storage import FsspecStore, HTTPStore, LocalStore, MemoryStore, Store
+from aloader.storage import Cached, FsspecStore, HTTPStore, LocalStore, MemoryStore, Store
 from aloader.storage.wrappers.wrapper import Wrapper
 from tests.servers import BUCKET
 from tests.web import FileServer
@@ -41,8 +41,8 @@ class Place:
 #: Kinds of stores by what they can do. `versions`: a request for one that is gone is refused. `folders`: there is no
 #: room for the object "a/b" beside "a/b/c". `IGNORES_RANGES`: a range behind the end is not an error.
 READ_ONLY = {"http"}
-VERSIONS = {"local", "http", "fsspec-file", "fsspec-async"}
-FOLDERS = {"local", "fsspec-file", "fsspec-memory", "fsspec-async"}
+VERSIONS = {"local", "cached-local", "http", "fsspec-file", "fsspec-async"}
+FOLDERS = {"local", "cached-local", "fsspec-file", "fsspec-memory", "fsspec-async"}
 BUCKETS = {"s3", "ceph"}
 IGNORES_RANGES = {"s3", "ceph"}
 
@@ -55,6 +55,8 @@ MAKERS: dict[str, Callable[[pytest.FixtureRequest, Path, ExitStack], Place]] = {
     "fsspec-memory": lambda request, folder, stack: _fsspec(f"memory://{uuid4().hex}/base"),
     "fsspec-file": lambda request, folder, stack: _fsspec(f"file://{folder}"),
     "fsspec-async": lambda request, folder, stack: _asynchronous(),
+    "cached": lambda request, folder, stack: _one(Cached(MemoryStore(), folder / "cache")),
+    "cached-local": lambda request, folder, stack: _cached(folder),
     "wrapper": lambda request, folder, stack: _one(Wrapper(MemoryStore())),
 }
 
@@ -71,6 +73,10 @@ def kinds(which: Callable[[str], bool] = lambda kind: True) -> pytest.MarkDecora
 
 def _one(store: Store) -> Place:
     return Place(lambda: store)
+
+
+def _cached(folder: Path) -> Place:
+    return Place(lambda: Cached(LocalStore(folder / "data"), folder / "cache"))
 
 
 def _bucket(request: pytest.FixtureRequest, server_name: str) -> Place:

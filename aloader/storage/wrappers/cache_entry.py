@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+import sys
 import zlib
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -70,7 +71,7 @@ def range_suffix(request: Request) -> str:
 
     Whoever reads objects in parts asks for the same parts in the next epoch; entries need not be cut to fit others.
     """
-    stop = request.most if request.stop is None and request.start == 0 else request.stop
+    stop = None if request.stop is request.most is None else request.end(sys.maxsize)
     return f"~{request.start}-{'' if stop is None else stop}"
 
 
@@ -115,10 +116,7 @@ def stretch(entry: Entry, request: Request) -> tuple[int, int] | None:
     """Which of the entry's bytes answer a request, counted from the first that it has; None if it cannot."""
     if request.version and request.version != entry.version:
         return None
-    stop = entry.size if request.stop is None else min(request.stop, entry.size)
-    if request.most is not None and request.stop is None and request.start == 0:
-        stop = min(stop, max(request.most, 0))
-    start, stop = request.start - entry.start, stop - entry.start
+    start, stop = request.start - entry.start, request.end(entry.size) - entry.start
     if start < 0 or stop > entry.length or (start >= stop and entry.size):  # the store says best what is wrong with it
         return None
     return start, stop

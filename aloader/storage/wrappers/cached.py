@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import time
 import warnings
 from collections.abc import Iterable
@@ -15,9 +14,8 @@ from typing import Final
 
 from aloader.errors import CacheWarning, KeyNotFound, ObjectChanged
 from aloader.options import parse_bytes
-from aloader.storage.base import Request, Response, Store, check_key
+from aloader.storage.base import BaseStore, Request, Response, Store, check_key
 from aloader.storage.lifetime import PerLoop
-from aloader.storage.memory import MemoryStore
 from aloader.storage.wrappers.cache_entry import FRONT
 from aloader.storage.wrappers.cache_filling import Filling
 from aloader.storage.wrappers.cache_folder import CacheFolder, Found
@@ -62,7 +60,8 @@ class Cached(Wrapper):
     An answer is handed out before it is written. Where the disk is slower than the store, some are not kept, unless
     `complete=True`: reads then wait for the disk. A full or broken disk is said once (`CacheWarning`); reading goes on.
 
-    `namespace` is what entries of this store are filed under: by default the store's place, as its `repr` shows it.
+    `namespace` is what entries of this store are filed under: by default the store's `identity`, its place, as its
+    `repr` shows it. Name one where that changes and the objects do not.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Cached(Wrapper):
         self.limit = parse_bytes(limit, "limit")
         self.revalidate = revalidate
         self.complete = complete
-        self.namespace = _place(store) if namespace is None else namespace
+        self.namespace = _identity(store) if namespace is None else namespace
         self._opened = PerLoop(self, self._open)
 
     def __repr__(self) -> str:
@@ -174,17 +173,16 @@ def _say(filling: Filling) -> None:
         warnings.warn(trouble, CacheWarning, stacklevel=2)
 
 
-def _place(store: Store) -> str:
-    """What tells a store from all others, in other processes and later, too. Our own wrappers change no bytes."""
-    while isinstance(store, Wrapper) and type(store).__module__.startswith("aloader."):
+def _identity(store: Store) -> str:
+    """What tells a store from all others. Our own wrappers change no bytes: they are looked through."""
+    while isinstance(store, Wrapper) and type(store).__module__.startswith("aloader.storage."):
         store = store.store
-    if isinstance(store, MemoryStore):  # it is nowhere else: its entries are for it and its copies
-        return f"MemoryStore {secrets.token_hex(16)}"
-    if type(store).__repr__ is object.__repr__:
+    identity = store.identity if isinstance(store, BaseStore) else repr(store)
+    if identity == object.__repr__(store):
         raise ValueError(
             f"a {type(store).__name__} does not say by its repr where it is, so that its objects could be told from "
-            "those of others in the cache: give it a __repr__, or Cached a namespace="
+            "those of others in the cache: give it a __repr__ (or an `identity`), or Cached a namespace="
         )
-    if getattr(store, "endpoint_url", "") is None:  # an S3 store: then the environment may say which server is meant
-        return f"{store!r} {os.environ.get('AWS_ENDPOINT_URL_S3') or os.environ.get('AWS_ENDPOINT_URL') or ''}"
-    return repr(store)
+    if getattr(store, "endpoint_url", "") is None:  # a bucket: then the environment may say which server is meant
+        return f"{identity} {os.environ.get('AWS_ENDPOINT_URL_S3') or os.environ.get('AWS_ENDPOINT_URL') or ''}"
+    return identity

@@ -25,6 +25,12 @@ class Wrapper(BaseStore):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.store!r})"
 
+    @property
+    def identity(self) -> str:
+        """Of a store around that one: it may change what comes. (Those of this package do not, and caches know it.)"""
+        inner = self.store.identity if isinstance(self.store, BaseStore) else repr(self.store)
+        return f"{type(self).__qualname__}({inner})"
+
     async def fetch(self, request: Request) -> Response:
         return await ask(self.store, request)
 

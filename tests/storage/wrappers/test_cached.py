@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aloader.errors import CacheWarning, KeyNotFound, NotOpen, ObjectChanged, StorageError
-from aloader.storage import Cached, LocalStore, MemoryStore
+from aloader.storage import BaseStore, Cached, FsspecStore, HTTPStore, LocalStore, MemoryStore, S3Store, Store
 from aloader.storage.base import Request, Response
 from aloader.storage.wrappers import cache_filling
 from aloader.storage.wrappers.wrapper import Wrapper
@@ -322,16 +322,33 @@ async def test_what_is_around_the_store_does_not_matter(tmp_path: Path) -> None:
 
 
 async def test_a_store_that_does_not_say_where_it_is_needs_a_namespace(tmp_path: Path) -> None:
-    class Mine(Counting):
+    class Silent(Counting):
         __repr__ = object.__repr__
+        identity = BaseStore.identity
 
     class Elsewhere(Wrapper):  # a wrapper of somebody else may change what comes
-        __repr__ = object.__repr__
+        pass
 
-    assert Cached(Mine(), tmp_path).namespace.startswith("MemoryStore")
-    with pytest.raises(ValueError, match="a Elsewhere does not say by its repr where it is"):
-        Cached(Elsewhere(MemoryStore()), tmp_path)
-    assert Cached(Elsewhere(MemoryStore()), tmp_path, namespace="mine").namespace == "mine"
+    with pytest.raises(ValueError, match="a Silent does not say by its repr where it is"):
+        Cached(Silent(), tmp_path)
+    assert Cached(Silent(), tmp_path, namespace="mine").namespace == "mine"
+    assert Cached(Elsewhere(LocalStore("/x")), tmp_path).namespace.endswith("Elsewhere(LocalStore('/x'))")
+
+
+async def test_where_a_store_is_counts_and_what_is_secret_is_not_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def namespace(store: Store) -> str:
+        return Cached(store, tmp_path).namespace
+
+    one, other = (HTTPStore(f"https://host/data?set={name}&secret=hunter2") for name in "ab")
+    assert namespace(one) != namespace(other)
+    assert "hunter2" not in namespace(one)
+    gcs = [FsspecStore("memory://x", project=project) for project in "ab"]
+    assert namespace(gcs[0]) != namespace(gcs[1])
+    here = namespace(S3Store("bucket"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    assert namespace(S3Store("bucket")) != here
 
 
 @pytest.mark.parametrize(
