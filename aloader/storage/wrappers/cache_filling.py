@@ -31,7 +31,7 @@ WRITERS: Final = 2
 AHEAD: Final = 64 * MIB
 
 #: What a disk may be like, without anybody having made a mistake.
-REFUSALS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+REFUSALS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG})
 
 
 @dataclass(slots=True)
