@@ -13,6 +13,7 @@ from aloader.storage.wrappers.hedged import Hedged
 from aloader.storage.wrappers.limited import Limited
 from aloader.storage.wrappers.parted import Parted
 from aloader.storage.wrappers.retrying import Retrying
+from aloader.storage.wrappers.verified import Verified
 
 __all__ = [
     "BaseStore",
@@ -30,5 +31,6 @@ __all__ = [
     "Retrying",
     "S3Store",
     "Store",
+    "Verified",
     "open_store",
 ]

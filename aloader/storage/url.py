@@ -14,10 +14,12 @@ from aloader.storage.local import LocalStore
 from aloader.storage.memory import MemoryStore
 from aloader.storage.s3 import S3Store
 from aloader.storage.wrappers.cached import Cached
+from aloader.storage.wrappers.hedged import Hedged
 from aloader.storage.wrappers.limited import Limited
 from aloader.storage.wrappers.parted import Parted
 from aloader.storage.wrappers.retries import RetryPolicy
 from aloader.storage.wrappers.retrying import Retrying
+from aloader.storage.wrappers.verified import Check, Verified
 
 KNOWN: Final = "s3://bucket/prefix, https://host/path, file:///folder, memory://, what fsspec has, or a folder's path"
 
@@ -30,6 +32,8 @@ def open_store(
     *,
     retry: bool | RetryPolicy | None = None,
     limit: bool | int | None = None,
+    hedge: bool = False,
+    verify: Check | None = None,
     cache: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Store:
@@ -49,6 +53,8 @@ def open_store(
 
     - `retry`: `False` for none, or a `RetryPolicy(attempts=…, deadline=…)`
     - `limit`: requests in flight at most, on each loop of each process; `False` for any number
+    - `hedge`: whether a second request is sent where one takes unusually long (`Hedged`): costs one in twenty more
+    - `verify`: what of the answers is compared: `"length"`, `"etag"`, `"crc"` or `"all"` (`Verified`)
     - `cache`: a folder on a local disk in which what was read is kept (`Cached`, which takes more arguments itself)
 
     `ValueError` for other schemes, `TypeError` for options that the store does not have.
@@ -57,10 +63,14 @@ def open_store(
     remote = isinstance(store, S3Store | HTTPStore | FsspecStore) and store is not url
     if limit if limit is not None else remote:
         store = Limited(store, CONCURRENCY if limit is None or limit is True else limit)
+    if hedge:
+        store = Hedged(store)
     if retry if retry is not None else remote:
         store = _retrying(store, retry if isinstance(retry, RetryPolicy) else RetryPolicy())
     if remote:
         store = Parted(store)
+    if verify is not None:
+        store = Verified(store, verify)
     return store if cache is None else Cached(store, cache)
 
 

@@ -9,6 +9,7 @@ from aloader.options import CONCURRENCY
 from aloader.storage import (
     Cached,
     FsspecStore,
+    Hedged,
     HTTPStore,
     Limited,
     LocalStore,
@@ -17,6 +18,7 @@ from aloader.storage import (
     Retrying,
     S3Store,
     Store,
+    Verified,
     open_store,
 )
 from aloader.storage.wrappers.retries import RetryPolicy
@@ -93,9 +95,10 @@ def test_what_is_not_is_left_bare_unless_asked(tmp_path: Path) -> None:
 
 def test_wrappers_take_their_arguments(tmp_path: Path) -> None:
     policy = RetryPolicy(attempts=3, deadline=5.0, first_delay=0.5, most_delay=2.0, budget=7)
-    store = open_store("s3://bucket", retry=policy, limit=17, cache=tmp_path)
-    assert layers(store) == [Cached, Parted, Retrying, Limited, S3Store]
+    store = open_store("s3://bucket", retry=policy, limit=17, hedge=True, verify="etag", cache=tmp_path)
+    assert layers(store) == [Cached, Verified, Parted, Retrying, Hedged, Limited, S3Store]
     assert (find(store, Retrying).policy, find(store, Limited).concurrency) == (policy, 17)
+    assert find(store, Verified).check == "etag"
 
 
 def test_a_store_is_taken_as_it_is() -> None:
@@ -126,6 +129,7 @@ def test_an_unknown_scheme_is_an_error_that_lists_the_known_ones(scheme: str) ->
         (MemoryStore(), {"region": "x"}, TypeError, "MemoryStore takes no options"),
         ("s3://bucket", {"regoin": "x"}, TypeError, "regoin"),
         ("https://host", {"hedaers": {}}, TypeError, "hedaers"),
+        ("s3://bucket", {"verify": "md5"}, ValueError, "check= is one of 'length', 'etag', 'crc', 'all'"),
         ("s3://bucket", {"limit": -1}, ValueError, "concurrency= is a number of requests"),
         (7, {}, TypeError, "expected a URL, a path or a store, got int"),
         (None, {}, TypeError, "got NoneType"),

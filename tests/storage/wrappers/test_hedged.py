@@ -162,7 +162,7 @@ class Versioned(Scripted):
         return self.answer(request)
 
 
-def batches(make: Callable[[Store], Store], count: int, **faults: float) -> tuple[list[float], float]:
+def batches(make: Callable[[Store], Store], count: int) -> tuple[list[float], float]:
     """Seconds per batch of 64 x 100 KiB, sorted, from a store as S3 is; and the requests for each that was needed."""
     inner = Versioned(**{str(i): bytes(100 * 1024) for i in range(64)})
     faulty = FaultyStore(inner, Faults.preset("standard"), seed=1)
@@ -182,8 +182,8 @@ def batches(make: Callable[[Store], Store], count: int, **faults: float) -> tupl
 
 @pytest.mark.slow
 def test_the_slowest_batches_take_twice_the_usual_time_for_one_request_in_twenty() -> None:
-    hedged, requests = batches(lambda store: Retrying(Hedged(Limited(store))), 150)
-    plain, _ = batches(lambda store: Retrying(Limited(store)), 60)
+    hedged, requests = batches(lambda store: Retrying(Hedged(Limited(store))), 75)
+    plain, _ = batches(lambda store: Retrying(Limited(store)), 25)
     assert requests <= 1.05 + 0.005  # the rest are attempts after errors
-    assert hedged[int(0.98 * len(hedged))] <= 2.2 * hedged[len(hedged) // 2]
+    assert hedged[-2] <= 2 * hedged[len(hedged) // 2]
     assert sum(hedged) / len(hedged) <= 0.5 * sum(plain) / len(plain)
