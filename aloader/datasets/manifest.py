@@ -170,6 +170,12 @@ def _origin(store: Store, wanted: Wanted) -> dict[str, Any]:
     }
 
 
+def wanted_of(head: Mapping[str, Any]) -> Wanted:
+    """Which objects a manifest was made of."""
+    in_order = head.get("sort") is not False
+    return Wanted.checked(head.get("prefix", ""), head.get("suffixes"), head.get("limit"), in_order)
+
+
 def _split(place: str | os.PathLike[str]) -> tuple[str, str]:
     """The store that a file is in, and its key there: of a path, or of a URL with its query."""
     text = os.fspath(place)
