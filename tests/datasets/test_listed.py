@@ -395,7 +395,7 @@ def test_a_bucket_is_listed_by_nobody_who_has_a_manifest(
     ObjectDataset.from_prefix(url, suffix=".txt", manifest=manifest)
     before = s3_server.served().lists
     dataset = ObjectDataset.from_prefix(url, suffix=".txt", decode="text", transform=int, manifest=manifest)
-    with DataLoader(dataset, batch_size=5, num_workers=1) as loader:
+    with DataLoader(dataset, batch_size=5) as loader:
         assert [int(number) for batch in loader for number in batch] == list(range(30))
     assert s3_server.served().lists == before
 
