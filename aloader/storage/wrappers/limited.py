@@ -34,13 +34,13 @@ class LimitStats:
 class _Gate:
     """Where the requests of one loop wait, first come, first served."""
 
-    def __init__(self, owner: object, concurrency: int, permits: Permits) -> None:
+    def __init__(self, owner: object, concurrency: int, permits: Permits, jitter: Random) -> None:
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._permits = permits
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self.limit = Limit(concurrency, self._loop.time(), Random())  # not the user's generator
+        self.limit = Limit(concurrency, self._loop.time(), jitter)
         self.in_flight = self.requests = self.throttled = 0
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class Limited(StatefulWrapper[_Gate]):
         self.concurrency = concurrency
 
     def make(self, stack: AsyncExitStack) -> _Gate:
-        gate = _Gate(self, self.concurrency, PERMITS.get() or Permits())
+        gate = _Gate(self, self.concurrency, PERMITS.get() or Permits(), self.generator())
         stack.callback(gate.close)
         return gate
 

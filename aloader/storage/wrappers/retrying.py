@@ -47,9 +47,9 @@ class RetryStats:
 class _Counts:
     """What all requests of one loop share."""
 
-    def __init__(self, policy: RetryPolicy) -> None:
+    def __init__(self, policy: RetryPolicy, jitter: Random) -> None:
         self.budget = Budget(policy.budget)
-        self.jitter = Random()  # seeded by the system: the user's generator is not touched
+        self.jitter = jitter
         self.requests = self.retries = self.resumed = self.failed = 0
 
 
@@ -89,7 +89,7 @@ class Retrying(StatefulWrapper[_Counts]):
         self.policy = RetryPolicy(attempts, deadline, first_delay, most_delay, budget)
 
     def make(self, stack: AsyncExitStack) -> _Counts:
-        return _Counts(self.policy)
+        return _Counts(self.policy, self.generator())
 
     def stats(self) -> RetryStats:
         counts = self.here
