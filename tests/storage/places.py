@@ -19,7 +19,18 @@ import pytest
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from aloader.storage import FsspecStore, HTTPStore, LocalStore, MemoryStore, Store
+from aloader.storage import (
+    FsspecStore,
+    Hedged,
+    HTTPStore,
+    Limited,
+    LocalStore,
+    MemoryStore,
+    Parted,
+    Retrying,
+    Store,
+    Verified,
+)
 from aloader.storage.wrappers.wrapper import Wrapper
 from tests.servers import BUCKET
 from tests.web import FileServer
@@ -54,6 +65,7 @@ MAKERS: dict[str, Callable[[pytest.FixtureRequest, Path, ExitStack], Place]] = {
     "fsspec-file": lambda request, folder, stack: _fsspec(f"file://{folder}"),
     "fsspec-async": lambda request, folder, stack: _asynchronous(),
     "wrapper": lambda request, folder, stack: _one(Wrapper(MemoryStore())),
+    "wrapped": lambda request, folder, stack: _one(Verified(Parted(Retrying(Hedged(Limited(MemoryStore())))))),
 }
 
 EVERY = list(MAKERS)

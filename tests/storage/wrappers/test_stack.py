@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aloader.errors import Corrupted, CredentialsExpired, StorageError
+from aloader.errors import Corrupted, CredentialsExpired, StorageError, Throttled
 from aloader.storage import Hedged, Limited, MemoryStore, Parted, Request, Response, Retrying, Store, Verified
 from aloader.storage.wrappers.wrapper import Wrapper
 from aloader.testing import Faults, FaultyStore, simulate
@@ -156,6 +156,21 @@ def test_a_store_that_is_down_is_an_error_for_each_key_and_no_flood() -> None:
 
     assert all(isinstance(result, StorageError) for result in simulate(main))
     assert faulty.counts().requests == 300
+
+
+def test_a_store_that_throttles_everybody_is_an_error_too_and_no_endless_queue() -> None:
+    data = {f"key-{i}": b"x" for i in range(200)}
+    faulty = FaultyStore(MemoryStore(data), Faults(slow_down=1.0))
+    store = Verified(Parted(Retrying(Hedged(Limited(faulty)), deadline=10.0)), "all")
+
+    async def main() -> float:
+        async with store:
+            results = await asyncio.gather(*map(store.get, data), return_exceptions=True)
+            assert {type(result) for result in results} == {Throttled}
+            return asyncio.get_running_loop().time()
+
+    assert simulate(main) < 3 * 10.0
+    assert faulty.counts().requests < 5 * 200
 
 
 def test_a_network_that_swallows_everything_ends_at_the_deadline() -> None:
