@@ -21,6 +21,7 @@ from aloader.errors import CacheWarning, StorageError
 from aloader.options import GIB, KIB, MIB
 from aloader.storage import Cached, Store, open_store
 from aloader.storage.ranges import LARGE
+from aloader.storage.wrappers.digests import CHECKS
 
 #: Bytes that are being read at once, whatever the concurrency: objects may be large.
 IN_FLIGHT: Final = 512 * MIB
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--prefix", default="", metavar="TEXT", help="only keys that begin with this")
     command.add_argument("--suffix", action="append", metavar="TEXT", help="only keys that end with this (repeatable)")
     command.add_argument("--manifest", metavar="FILE", help="read the listing from here, or write it if there is none")
+    command.add_argument("--verify", choices=CHECKS, help="what of the answers is compared, as in open_store")
     command.add_argument("--concurrency", type=_number, default=64, metavar="N", help="objects at once (default: 64)")
     return parser
 
@@ -77,7 +79,7 @@ def _number(text: str) -> int:
 
 def warm(options: argparse.Namespace) -> int:
     """List, read, and say what has been read."""
-    store: Store = open_store(options.url)
+    store = open_store(options.url, verify=options.verify)
     found = ObjectDataset.from_prefix(
         store, options.prefix, suffix=tuple(options.suffix or ()), manifest=options.manifest
     )

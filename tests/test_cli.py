@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import resource
 import subprocess
 import sys
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
 from aloader.cli import Budget, Progress, main
 from aloader.storage import Cached, LocalStore, MemoryStore
-from aloader.testing.s3server import S3Server
 from aloader.testing.simloop import simulate
-from tests.servers import BUCKET, s3_server
-
-__all__ = ["s3_server"]
 
 
 @pytest.fixture
@@ -171,24 +165,11 @@ def test_objects_in_flight_are_bounded_in_bytes(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_a_program(s3_server: S3Server, tmp_path: Path) -> None:
-    prefix = uuid4().hex
-
-    async def fill() -> None:
-        async with s3_server.store(BUCKET, prefix) as store:
-            await asyncio.gather(*(store.put(f"{number}", b"1234") for number in range(5)))
-
-    asyncio.run(fill())
-    done = subprocess.run(
-        [sys.executable, "-m", "aloader", "warm", s3_server.url(BUCKET, prefix), "--cache", str(tmp_path / "cache")],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | s3_server.environment(),
-    )
+def test_it_is_a_program(data: Path) -> None:
+    command = [sys.executable, "-m", "aloader", "warm", str(data), "--suffix", ".bin"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("5 objects, 20 bytes in ")
-    assert s3_server.secret_key not in done.stdout
+    assert done.stdout.startswith("20 objects, 58.6 KiB in ")
 
 
 def test_what_fits_a_cache_is_known_beforehand(tmp_path: Path) -> None:

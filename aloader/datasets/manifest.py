@@ -30,6 +30,7 @@ from aloader.datasets.reader import run_apart
 from aloader.errors import KeyNotFound
 from aloader.options import KIB
 from aloader.storage import MemoryStore, Store, open_store
+from aloader.storage.wrappers.wrapper import innermost
 
 FORMAT: Final = "aloader manifest"
 VERSION: Final = 1
@@ -157,7 +158,8 @@ def _arrays(data: bytes, at: int, described: Any) -> dict[str, Numbers]:
 
 
 def _origin(store: Store, wanted: Wanted) -> dict[str, Any]:
-    """What a manifest is of."""
+    """What a manifest is of: whatever is around the store, the keys are the same."""
+    store = innermost(store)
     place = "MemoryStore" if type(store).__repr__ is MemoryStore.__repr__ else repr(store)  # its repr has its size
     return {
         "store": place,
@@ -166,6 +168,12 @@ def _origin(store: Store, wanted: Wanted) -> dict[str, Any]:
         "limit": wanted.limit,
         "sort": wanted.sort,
     }
+
+
+def wanted_of(head: Mapping[str, Any]) -> Wanted:
+    """Which objects a manifest was made of."""
+    in_order = head.get("sort") is not False
+    return Wanted.checked(head.get("prefix", ""), head.get("suffixes"), head.get("limit"), in_order)
 
 
 def _split(place: str | os.PathLike[str]) -> tuple[str, str]:

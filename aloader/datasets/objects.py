@@ -109,8 +109,7 @@ class ObjectDataset:
         """
         self = cls(url_or_store, (), decode, transform, decode_threads=decode_threads)
         listing, head = manifests.load(manifest)
-        wanted = Wanted(head["prefix"], tuple(head["suffixes"]), head["limit"], head["sort"])
-        return self._with(listing, wanted)
+        return self._with(listing, manifests.wanted_of(head))
 
     @classmethod
     def from_folders(

@@ -209,8 +209,10 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in work]
     except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
+        first = failures.exceptions[0]
+    else:
+        return [task.result() for task in tasks]
+    raise first  # out here, since `from None` would take its cause away
 
 
 def check_key(key: str) -> str:

@@ -22,7 +22,7 @@ from aloader.datasets import ImageFolder, ObjectDataset, PackedList
 from aloader.datasets.listing import Listing
 from aloader.datasets.manifest import read, written
 from aloader.errors import KeyNotFound, ObjectChanged, StoreNotFound
-from aloader.storage import LocalStore, MemoryStore, ObjectInfo, Request, Response
+from aloader.storage import Cached, LocalStore, MemoryStore, ObjectInfo, Request, Response, open_store
 from aloader.storage.ranges import LARGE
 from aloader.testing.s3server import S3Server
 from tests.servers import BUCKET
@@ -162,6 +162,14 @@ def test_a_manifest_saves_the_second_listing(tmp_path: Path) -> None:
     assert first.fingerprint == second.fingerprint
     assert np.array_equal(first.sizes, second.sizes)  # type: ignore[arg-type]
     assert os.listdir(path.parent) == ["manifest"]
+
+
+def test_what_is_around_a_store_does_not_matter_to_its_manifest(tmp_path: Path) -> None:
+    store, path = Counting(), tmp_path / "m"
+    ObjectDataset.from_prefix(store, manifest=path)
+    ObjectDataset.from_prefix(Cached(store, tmp_path / "cache"), manifest=path)
+    ObjectDataset.from_prefix(open_store(store, retry=True), manifest=path)
+    assert store.listings == 1
 
 
 def test_a_manifest_is_read_for_another_place_of_the_same_keys(tmp_path: Path) -> None:
@@ -387,7 +395,7 @@ def test_a_bucket_is_listed_by_nobody_who_has_a_manifest(
     ObjectDataset.from_prefix(url, suffix=".txt", manifest=manifest)
     before = s3_server.served().lists
     dataset = ObjectDataset.from_prefix(url, suffix=".txt", decode="text", transform=int, manifest=manifest)
-    with DataLoader(dataset, batch_size=5, num_workers=2) as loader:
+    with DataLoader(dataset, batch_size=5) as loader:
         assert [int(number) for batch in loader for number in batch] == list(range(30))
     assert s3_server.served().lists == before
 

@@ -19,7 +19,19 @@ import pytest
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from aloader.storage import Cached, FsspecStore, HTTPStore, LocalStore, MemoryStore, Store
+from aloader.storage import (
+    Cached,
+    FsspecStore,
+    Hedged,
+    HTTPStore,
+    Limited,
+    LocalStore,
+    MemoryStore,
+    Parted,
+    Retrying,
+    Store,
+    Verified,
+)
 from aloader.storage.wrappers.wrapper import Wrapper
 from tests.servers import BUCKET
 from tests.web import FileServer
@@ -58,6 +70,7 @@ MAKERS: dict[str, Callable[[pytest.FixtureRequest, Path, ExitStack], Place]] = {
     "cached": lambda request, folder, stack: _one(Cached(MemoryStore(), folder / "cache")),
     "cached-local": lambda request, folder, stack: _cached(folder),
     "wrapper": lambda request, folder, stack: _one(Wrapper(MemoryStore())),
+    "wrapped": lambda request, folder, stack: _one(Verified(Parted(Retrying(Hedged(Limited(MemoryStore())))))),
 }
 
 #: Those that are run only when they are asked for.

@@ -20,18 +20,19 @@ from aloader.errors import NotOpen, ObjectChanged, StorageError
 from aloader.options import MIB
 from aloader.storage.base import Request, Response
 from aloader.storage.hops import Hops
+from aloader.storage.wrappers.cache_entry import FRONT
 from aloader.storage.wrappers.cache_folder import CacheFolder, Found
-from aloader.storage.wrappers.cache_plan import Pause
+from aloader.storage.wrappers.cache_plan import PAGE, Pause, pages
 
 #: Threads that read and that write entries.
 READERS: Final = 8
-WRITERS: Final = 2
+WRITERS: Final = 4
 
-#: Bytes that wait to be written, at most, in one process.
+#: Bytes that wait to be written, at most, in one process; in whole pages, so that their number is bounded too.
 AHEAD: Final = 64 * MIB
 
 #: What a disk may be like, without anybody having made a mistake.
-REFUSALS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+REFUSALS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG})
 
 
 @dataclass(slots=True)
@@ -93,11 +94,13 @@ class Filling:
         """Fetches are given up, writes are waited for, threads end."""
         for task in self._tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        await self.flush()
-        await self._reads.aclose()
-        await self._writes.aclose()
+        try:
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            await self.flush()
+        finally:
+            await self._reads.aclose()
+            await self._writes.aclose()
 
     async def flush(self) -> None:
         """Wait until what has been read by now is written."""
@@ -168,7 +171,7 @@ class Filling:
 
     def _keep(self, request: Request, flight: _Flight) -> None:
         response = flight.task.result()
-        size = len(response.data)
+        size = pages(len(response.data) + FRONT) * PAGE
         full = self._writing and self._ahead + size > AHEAD and not self._complete
         if full or not self.pause.may(self._loop.time()):
             self.counts.left_out += 1

@@ -57,6 +57,7 @@ class CacheFolder:
         self.namespace = namespace
         self._mark = limit * random.Random(os.urandom(8)).uniform(*HIGH)
         self._me = files.owner()
+        self._prepared = False
 
     def prepare(self) -> None:
         """Make the folder, if need be, and remove what dead processes have left unfinished.
@@ -77,6 +78,7 @@ class CacheFolder:
             (self.folder / FILLED).touch()
             self.evict()
         self._remove_unfinished()
+        self._prepared = True
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -157,7 +159,7 @@ class CacheFolder:
         size = len(front) + len(response.data)
         if pages(size) * PAGE > self.limit * LOW or files.is_foreign(path):
             return False
-        if not (self.folder / MARKER).exists():  # somebody has deleted it all
+        if not self._prepared or not (self.folder / MARKER).exists():  # the disk refused, or somebody deleted it all
             self.prepare()
         self._make_room(pages(size))
         unfinished = f"{self.folder}/{UNFINISHED}/{self._me.name(int.from_bytes(os.urandom(8)))}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from random import Random
+from typing import ParamSpec, TypeVar
 
 from aloader.errors import NotOpen, Throttled
 from aloader.options import CONCURRENCY
@@ -16,6 +17,9 @@ from aloader.storage.permits import PERMITS, Permits
 from aloader.storage.wrappers.limits import Limit
 from aloader.storage.wrappers.queueing import QUEUEING
 from aloader.storage.wrappers.wrapper import StatefulWrapper, ask
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +38,13 @@ class LimitStats:
 class _Gate:
     """Where the requests of one loop wait, first come, first served."""
 
-    def __init__(self, owner: object, concurrency: int, permits: Permits) -> None:
+    def __init__(self, owner: object, concurrency: int, permits: Permits, jitter: Random) -> None:
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._permits = permits
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self.limit = Limit(concurrency, self._loop.time(), Random())  # not the user's generator
+        self.limit = Limit(concurrency, self._loop.time(), jitter)
         self.in_flight = self.requests = self.throttled = 0
 
     def close(self) -> None:
@@ -55,20 +59,20 @@ class _Gate:
     def waiting(self) -> int:
         return sum(not turn.done() for turn in self._waiting)
 
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for one's turn; and tell what came of it."""
+    async def run(self, act: Callable[P, Awaitable[T]], *arguments: P.args, **more: P.kwargs) -> T:
+        """Wait for one's turn, act, and note what came of it."""
         if self._waiting or not self._admit():
             await self._queue()
         began = self._loop.time()
         self.requests += 1
         try:
-            yield
+            result = await act(*arguments, **more)
         except Throttled as error:
             self._refused(began, error.retry_after)
             raise
         else:
             self.limit.served(self._loop.time())
+            return result
         finally:
             self._leave()
 
@@ -144,7 +148,7 @@ class Limited(StatefulWrapper[_Gate]):
         self.concurrency = concurrency
 
     def make(self, stack: AsyncExitStack) -> _Gate:
-        gate = _Gate(self, self.concurrency, PERMITS.get() or Permits())
+        gate = _Gate(self, self.concurrency, PERMITS.get() or Permits(), self.generator())
         stack.callback(gate.close)
         return gate
 
@@ -155,13 +159,10 @@ class Limited(StatefulWrapper[_Gate]):
         )
 
     async def fetch(self, request: Request) -> Response:
-        async with self.here.turn():
-            return await ask(self.store, request)
+        return await self.here.run(ask, self.store, request)
 
     async def size(self, key: str) -> int:
-        async with self.here.turn():
-            return await self.store.size(key)
+        return await self.here.run(self.store.size, key)
 
     async def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
-        async with self.here.turn():
-            await self.store.put(key, data)
+        await self.here.run(self.store.put, key, data)

@@ -41,8 +41,9 @@ DOUBLING: Final = 0.5
 #: How steep the cubic is, in requests per second per second cubed. At 500/s, 2.7 seconds lead back to where it was.
 STEEPNESS: Final = 4.0
 
-#: The rate is never below, nor grows to more than this many times what comes through: it must be tried before.
-LEAST_RATE: Final = 1.0
+#: The rate is never less than this many times the requests that may be in flight: of a store that serves nobody, all
+#: should hear so within a while. Nor does it grow to more than so many times what comes through: it is to be tried.
+LEAST: Final = 1 / 20
 HEADROOM: Final = 2.0
 
 #: Requests that were late by up to so many seconds are sent together: timers are no more precise than this.
@@ -91,7 +92,7 @@ class Limit:
         self._next = now
         self._shrank = -inf
         self._before = inf  # the rate at which the store last throttled: not known with the first refusals
-        self._least = LEAST_RATE  # the rate that was left
+        self._least = 0.0  # the rate that was left
 
     def room(self, in_flight: int, share: float = 1.0) -> bool:
         """Whether one more may be in flight. One always may."""
@@ -122,7 +123,7 @@ class Limit:
         bound = min(self.rate, served) if served else min(self.rate, self.most) / 2
         if served and self.rate < inf:  # of a store that serves nobody, this is not the bound
             self._before = bound
-        self.rate = self._least = max(LEAST_RATE, bound * DECREASE)
+        self.rate = self._least = max(LEAST * self.most, bound * DECREASE)
         self.concurrency = max(1.0, self.concurrency * DECREASE)
         self._refusals = 0.0
         self._shrank = now

@@ -96,14 +96,29 @@ class _Reading:
 
     async def _fetch(self, start: int, stop: int) -> None:
         try:
-            answer = await ask(self._store, Request(self._request.key, start, stop, self._version))
+            answer = await self._ask(start, stop)
+            if _is_short(answer, start, stop):  # the target would have a hole there
+                answer = await self._ask(start, stop)
         except BadRange as error:
             if start == self._request.start:
                 raise
             self._behind.append((start, error))  # the object may end before: another part tells
             return
-        self._check(answer, start, stop)
+        if _is_short(answer, start, stop):
+            raise Corrupted(
+                f"of {self._request.key!r} in {self._store!r} came, twice, {len(answer.data)} bytes where {start} to "
+                f"{stop} were asked for, and the object has {answer.size}",
+                self._request.key,
+                attempts=2,
+            )
         self.take(start, answer)
+
+    async def _ask(self, start: int, stop: int) -> Response:
+        key = self._request.key
+        answer = await ask(self._store, Request(key, start, stop, self._version))
+        if self._size >= 0 and (answer.size, answer.version) != (self._size, self._version):
+            raise ObjectChanged(f"{key!r} in {self._store!r} was replaced while it was read in parts", key)
+        return answer
 
     def take(self, start: int, answer: Response) -> None:
         """One part has come."""
@@ -115,14 +130,7 @@ class _Reading:
         self._target.seek(start - self._request.start)
         self._target.write(answer.data)
 
-    def _check(self, answer: Response, start: int, stop: int) -> None:
-        key = self._request.key
-        if self._size >= 0 and (answer.size, answer.version) != (self._size, self._version):
-            raise ObjectChanged(f"{key!r} in {self._store!r} was replaced while it was read in parts", key)
-        if len(answer.data) != min(stop, answer.size) - start:  # the target would have a hole there
-            raise Corrupted(
-                f"of {key!r} in {self._store!r} came {len(answer.data)} bytes where {start} to {stop} were asked for, "
-                f"and the object has {answer.size}",
-                key,
-            )
 
+def _is_short(answer: Response, start: int, stop: int) -> bool:
+    """Or too long."""
+    return len(answer.data) != min(stop, answer.size) - start

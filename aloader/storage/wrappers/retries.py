@@ -7,7 +7,8 @@ together come back together (Brooker, "Exponential backoff and jitter").
 *The budget* is what keeps retries from multiplying the load on a store that is down: each costs one token, gets it back
 if the request then succeeds, and every success adds a tenth. A store that fails one request in a hundred never notices;
 one that fails all of them gets the budget's tokens in retries, and from then on each request once. Throttled requests
-cost nothing: to wait is all they do, and how many are sent is for `Limited` to say.
+cost nothing: to wait is all they do, and how many are sent is for `Limited` to say. But a store that throttles all of
+them for as long as one may take is down too.
 
 *A broken body is resumed*: what has come is kept, and the rest is asked for by range and by version, so that no
 object is ever made of two versions.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import inf
 from random import Random
 from typing import Final
 
@@ -110,7 +112,8 @@ class Budget:
     def __init__(self, capacity: int) -> None:
         self.capacity = float(capacity)
         self.tokens = float(capacity)
-        self.answered = False  # whether the store has ever done what was asked
+        self.reached = False  # whether anything has ever answered
+        self.served = -inf  # when the store last did what was asked
 
     def take(self) -> bool:
         if self.tokens < 1:
@@ -118,37 +121,43 @@ class Budget:
         self.tokens -= 1
         return True
 
-    def success(self, taken: int) -> None:
+    def success(self, now: float, taken: int) -> None:
         """A request has succeeded that took so many tokens."""
-        self.answered = True
+        self.reached = True
+        self.served = now
         self.tokens = min(self.capacity, self.tokens + taken + REFILL)
 
 
 class Attempts:
     """One request's attempts: how many there were, and whether there is to be another."""
 
-    def __init__(self, policy: RetryPolicy, budget: Budget) -> None:
+    def __init__(self, policy: RetryPolicy, budget: Budget, now: float) -> None:
         self.policy = policy
         self.budget = budget
+        self.began = now
         self.made = 0
         self.taken = 0
         self.why_not = ""  # why there is not to be another, where the error alone does not tell
         self._failed = 0
         self._once: set[Kind] = set()
 
-    def again(self, error: BaseException, left: float, resumed: bool, jitter: Random) -> float | None:
+    def again(self, error: BaseException, now: float, left: float, resumed: bool, jitter: Random) -> float | None:
         """Seconds until the next attempt, after one that failed with `error`. None if this was the last: it is not
         worth trying, there were enough of them, the budget is empty, or `left`, the time, would be over by then.
         `resumed`: it asked only for the rest of a body."""
         self.made += 1
         kind = classify(error)
+        self.budget.reached |= kind is not Kind.UNREACHABLE
         if kind is Kind.FATAL or self.policy.attempts == 1 or (kind is Kind.CHANGED and not resumed):
             return None
         if kind is Kind.EXPIRED or kind is Kind.CHANGED:
             return self._at_once(kind)
         delay = jitter.uniform(0, min(self.policy.most_delay, self.policy.first_delay * 2.0 ** min(self.made - 1, 60)))
-        if isinstance(error, Throttled):  # it has not failed: only the deadline bounds it
+        if isinstance(error, Throttled):  # it has not failed: only time bounds it
             delay += error.retry_after
+            if now - max(self.began, self.budget.served) >= self.policy.deadline:
+                self.why_not = f"the store has served nothing for {self.policy.deadline:g} s"
+                return None
         elif not self._may_fail_again(kind):
             return None
         if delay < left:
@@ -156,9 +165,9 @@ class Attempts:
         self.why_not = "the next would be too late"
         return None
 
-    def succeeded(self) -> None:
+    def succeeded(self, now: float) -> None:
         self.made += 1
-        self.budget.success(self.taken)
+        self.budget.success(now, self.taken)
 
     def _at_once(self, kind: Kind) -> float | None:
         if kind in self._once:
@@ -169,7 +178,7 @@ class Attempts:
     def _may_fail_again(self, kind: Kind) -> bool:
         self._failed += 1
         most = self.policy.attempts
-        if kind is Kind.UNREACHABLE and not self.budget.answered:
+        if kind is Kind.UNREACHABLE and not self.budget.reached:
             most = min(most, KNOCKS)
         if self._failed >= most:
             return False

@@ -47,9 +47,9 @@ class RetryStats:
 class _Counts:
     """What all requests of one loop share."""
 
-    def __init__(self, policy: RetryPolicy) -> None:
+    def __init__(self, policy: RetryPolicy, jitter: Random) -> None:
         self.budget = Budget(policy.budget)
-        self.jitter = Random()  # seeded by the system: the user's generator is not touched
+        self.jitter = jitter
         self.requests = self.retries = self.resumed = self.failed = 0
 
 
@@ -64,9 +64,10 @@ class Retrying(StatefulWrapper[_Counts]):
 
     A request fails for good with its `attempts`th failure (of an address where nothing has ever answered, with the
     third), or when `deadline` seconds are over, which also ends the attempt that runs. Neither counts what is no
-    failure: to be throttled takes no attempts, and to wait for a turn (`Limited`) no time. It also fails with its first
-    failure while the `budget` is used up: the retries that all requests of a loop may make without success. Successes
-    fill it again. The error is then of the same type as the last one, and tells how many attempts there were.
+    failure: to be throttled takes no attempts (unless the store has served nobody for so long), and to wait for a turn
+    (`Limited`) no time. It also fails with its first failure while the `budget` is used up: the retries that all
+    requests of a loop may make without success. Successes fill it again. The error is then of the same type as the last
+    one, and tells how many attempts there were.
 
     A body that broke off is resumed: only the rest is asked for, of the same version. If the object was replaced
     meanwhile, it is read from the front, once.
@@ -89,7 +90,7 @@ class Retrying(StatefulWrapper[_Counts]):
         self.policy = RetryPolicy(attempts, deadline, first_delay, most_delay, budget)
 
     def make(self, stack: AsyncExitStack) -> _Counts:
-        return _Counts(self.policy)
+        return _Counts(self.policy, self.generator())
 
     def stats(self) -> RetryStats:
         counts = self.here
@@ -114,7 +115,8 @@ class Retrying(StatefulWrapper[_Counts]):
     ) -> T:
         """Attempts until one succeeds or there is not to be another."""
         counts.requests += 1
-        attempts, clock = Attempts(self.policy, counts.budget), _Clock(self.policy.deadline)
+        clock = _Clock(self.policy.deadline)
+        attempts = Attempts(self.policy, counts.budget, clock.now)
         last: BaseException | None = None
         while True:
             try:
@@ -125,7 +127,7 @@ class Retrying(StatefulWrapper[_Counts]):
                 self._too_late(key, attempts, clock, last)
             except Exception as error:
                 last = error
-                delay = attempts.again(error, clock.left, assembly.resumed, counts.jitter)
+                delay = attempts.again(error, clock.now, clock.left, assembly.resumed, counts.jitter)
                 if delay is None:
                     counts.failed += 1
                     if isinstance(error, StorageError):
@@ -133,7 +135,7 @@ class Retrying(StatefulWrapper[_Counts]):
                     raise
                 assembly.keep(error)
             else:
-                attempts.succeeded()
+                attempts.succeeded(clock.now)
                 return answer
             counts.retries += 1
             await asyncio.sleep(delay)
@@ -163,8 +165,12 @@ class _Clock(Listener):
         self._outside = QUEUEING.get()
 
     @property
+    def now(self) -> float:
+        return self._loop.time()
+
+    @property
     def spent(self) -> float:
-        return self._loop.time() - self._began - self._waited
+        return self.now - self._began - self._waited
 
     @property
     def left(self) -> float:

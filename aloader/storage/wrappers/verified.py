@@ -49,15 +49,10 @@ class Verified(Wrapper):
                 raise ValueError(f"the {name} of {key!r} cannot be compared here: install google_crc32c")
 
     async def fetch(self, request: Request) -> Response:
-        try:
-            answer = await ask(self.store, request)
-            wrong = await self._wrong(request, answer)
-        except Corrupted as error:  # something inside has looked too
-            wrong = str(error)
+        answer, wrong = await self._compared(request)
         if not wrong:
             return answer
-        answer = await ask(self.store, request)
-        still = await self._wrong(request, answer)
+        answer, still = await self._compared(request)
         if not still:
             return answer
         raise Corrupted(
@@ -66,6 +61,14 @@ class Verified(Wrapper):
             request.key,
             attempts=2,
         )
+
+    async def _compared(self, request: Request) -> tuple[Response, str]:
+        """The answer, and what is wrong with it."""
+        try:
+            answer = await ask(self.store, request)
+        except Corrupted as error:  # something inside has looked too
+            return Response(b"", 0), str(error)
+        return answer, await self._wrong(request, answer)
 
     async def _wrong(self, request: Request, answer: Response) -> str:
         wrong = wrong_length(request, answer)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from random import Random
 from typing import Generic, Self, TypeVar
 
 from aloader.storage.base import BaseStore, ObjectInfo, Request, Response, Store
@@ -61,6 +62,10 @@ class StatefulWrapper(Wrapper, Generic[T]):
     @abstractmethod
     def make(self, stack: AsyncExitStack) -> T:
         """What it holds while it is open on the running loop. The stack is closed with it, before the store inside."""
+
+    def generator(self) -> Random:
+        """What it draws from: its own, so that the user's generators are not touched."""
+        return Random()
 
     @property
     def here(self) -> T:

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any, Self
+from random import Random
+from typing import Any, Self, TypeVar
 
 from aloader.errors import BadRange, KeyNotFound, ObjectChanged
 from aloader.storage import BaseStore, ObjectInfo, Request, Response
+from aloader.storage.wrappers.wrapper import StatefulWrapper
 
 #: Seconds to take, an error to raise, or a function that gives the answer.
 Step = float | Exception | Callable[[Request, Response], Response]
+
+
+W = TypeVar("W", bound=StatefulWrapper[Any])
+
+
+def seeded(kind: type[W], seed: int) -> type[W]:
+    """A wrapper whose delays are the same in each run."""
+
+    class Seeded(kind):  # type: ignore[misc, valid-type]
+        def generator(self) -> Random:
+            return Random(seed)
+
+    return Seeded
 
 
 class Scripted(BaseStore):

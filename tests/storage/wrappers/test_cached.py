@@ -292,6 +292,20 @@ async def test_what_was_not_said_while_it_was_open_is_said_when_it_is_closed(tmp
         await cached.__aexit__()
 
 
+async def test_a_disk_that_refuses_at_first_is_used_when_it_does_no_more(tmp_path: Path) -> None:
+    store = Counting()
+    with files_of_at_most(0):
+        cached = await Cached(store, tmp_path / "cache").__aenter__()
+    with pytest.warns(CacheWarning, match="cannot be written to: File too large"):
+        await cached.get("0")
+    cached._opened.get().pause._until = 0.0
+    await cached.get("1")
+    await cached.flush()
+    assert await cached.get("1") == OBJECTS["1"]
+    assert len(store.asked) == 2
+    await cached.__aexit__()
+
+
 async def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"cannot make a cache in '.*/file/cache': Not a directory"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
@@ -15,7 +15,7 @@ from aloader.errors import NotOpen, Throttled
 from aloader.storage import Limited, Request, Response, Retrying, Store
 from aloader.storage.permits import PERMITS, Permits
 from aloader.testing.simloop import simulate
-from tests.storage.wrappers.fakes import Scripted
+from tests.storage.wrappers.fakes import Scripted, seeded
 
 
 def test_no_more_than_the_limit_are_in_flight_and_they_go_in_the_order_they_came() -> None:
@@ -155,19 +155,19 @@ class Client(Scripted):
         return len(log), sum(log)
 
 
-def storm(clients: list[Client], tasks: int, seconds: float, make: Callable[[Client], Store]) -> None:
+def storm(clients: list[Client], tasks: int, seconds: float) -> None:
     """So many tasks per client that want all the time."""
 
     async def want(store: Store) -> None:
         while asyncio.get_running_loop().time() < seconds:
             assert await store.get("k") == b"x"
 
-    async def run(client: Client) -> None:
-        async with make(client) as store:
+    async def run(seed: int, client: Client) -> None:
+        async with seeded(Retrying, seed)(seeded(Limited, seed)(client)) as store:
             await asyncio.gather(*(want(store) for _ in range(tasks)))
 
     async def main() -> None:
-        work: list[Awaitable[None]] = [run(client) for client in clients]
+        work: list[Awaitable[None]] = [run(seed, client) for seed, client in enumerate(clients)]
         await asyncio.gather(*work)
 
     simulate(main, seed=None)
@@ -177,7 +177,7 @@ def storm(clients: list[Client], tasks: int, seconds: float, make: Callable[[Cli
 @pytest.mark.parametrize("tasks", [64, 256])
 def test_a_storm_of_503s_ends_in_a_rate_just_under_what_the_server_allows(tasks: int) -> None:
     client = Client(Bucket(500.0))
-    storm([client], tasks, 15.0, lambda client: Retrying(Limited(client)))
+    storm([client], tasks, 15.0)
     requests, served = client.after(10.0)
     assert requests <= 1.05 * served
     assert served >= 0.9 * 500 * 5
@@ -187,7 +187,7 @@ def test_a_storm_of_503s_ends_in_a_rate_just_under_what_the_server_allows(tasks:
 def test_clients_that_do_not_talk_share_what_the_server_allows() -> None:
     clients = [Client(Bucket(500.0))]
     clients += [Client(clients[0].bucket) for _ in range(3)]
-    storm(clients, 64, 20.0, lambda client: Retrying(Limited(client)))
+    storm(clients, 64, 20.0)
     served = [client.after(12.0)[1] for client in clients]
     assert sum(served) >= 0.9 * 500 * 8
     assert sum(client.after(12.0)[0] for client in clients) <= 1.1 * sum(served)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aloader.storage.wrappers.limits import DECREASE, LEAST_RATE, PAUSE, WINDOW, Limit, Meter
+from aloader.storage.wrappers.limits import DECREASE, LEAST, PAUSE, WINDOW, Limit, Meter
 
 
 def throttled(limit: Limit, now: float, began: float, count: int = 20) -> int:
@@ -86,7 +86,7 @@ def test_a_store_that_serves_nothing_is_asked_less_and_less_but_never_never() ->
     for _ in range(60):
         now += 1.0
         throttled(limit, now, now)
-    assert (limit.rate, limit.concurrency) == (LEAST_RATE, 1.0)
+    assert (limit.rate, limit.concurrency) == (LEAST * 64, 1.0)
     assert limit.room(0)
     assert not limit.room(1)
 

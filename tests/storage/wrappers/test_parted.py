@@ -85,9 +85,12 @@ def test_a_part_that_is_too_short_is_no_hole_in_the_bytes() -> None:
         return good._replace(data=good.data[:-1])
 
     inner = Scripted([(), shortened], k=DATA[:40])
+    assert answer(Parted(inner, 20, 10), Request("k")).data == DATA[:40]
+    assert len(inner.requests) == 5
+    inner = Scripted([()] + [shortened] * 9, k=DATA[:40])
     error = answer(Parted(inner, 20, 10), Request("k"))
     assert type(error) is Corrupted
-    assert "came 9 bytes where 10 to 20 were asked for, and the object has 40" in str(error)
+    assert "came, twice, 9 bytes where " in str(error)
 
 
 def test_the_first_failure_is_raised_as_it_is_and_ends_the_other_parts() -> None:

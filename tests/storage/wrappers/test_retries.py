@@ -18,12 +18,14 @@ UNREACHABLE = errors.StoreUnreachable("refused")
 
 def attempts(budget: int = 100, answered: bool = True, **policy: float) -> Attempts:
     counts = Budget(budget)
-    counts.answered = answered
-    return Attempts(RetryPolicy(**policy), counts)  # type: ignore[arg-type]
+    counts.reached = answered
+    return Attempts(RetryPolicy(**policy), counts, 0.0)  # type: ignore[arg-type]
 
 
-def again(state: Attempts, error: Exception, left: float = 1e9, resumed: bool = False) -> float | None:
-    return state.again(error, left, resumed, Random(0))
+def again(
+    state: Attempts, error: Exception, now: float = 0.0, left: float = 1e9, resumed: bool = False
+) -> float | None:
+    return state.again(error, now, left, resumed, Random(0))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ def test_delays_double_up_to_the_most_with_full_jitter(count: int, seed: int) ->
     state = attempts(attempts=20, first_delay=0.5, most_delay=8.0)
     for _ in range(count - 1):
         again(state, FAILED)
-    delay = state.again(FAILED, 1e9, False, Random(seed))
+    delay = state.again(FAILED, 0.0, 1e9, False, Random(seed))
     assert delay is not None
     assert 0 <= delay <= min(8.0, 0.5 * 2 ** (count - 1))
 
@@ -87,6 +89,15 @@ def test_a_throttled_request_waits_as_long_as_it_was_told_and_takes_no_attempt()
     assert state.why_not == "the next would be too late"
 
 
+def test_a_store_that_throttles_everybody_for_as_long_as_a_request_may_take_is_down() -> None:
+    state = attempts(deadline=60.0)
+    assert again(state, errors.Throttled("x"), now=59.0) is not None
+    assert again(state, errors.Throttled("x"), now=60.0) is None
+    assert state.why_not == "the store has served nothing for 60 s"
+    state.budget.success(59.0, 0)
+    assert again(state, errors.Throttled("x"), now=118.0) is not None
+
+
 def test_expired_credentials_are_tried_once_more_and_at_once() -> None:
     state = attempts()
     assert [again(state, errors.CredentialsExpired("x")) for _ in range(2)] == [0.0, None]
@@ -111,10 +122,10 @@ def test_retries_never_exceed_the_budget_and_a_tenth_of_the_successes(outcomes: 
     budget = Budget(capacity)
     spent = successes = 0
     for works in outcomes:
-        state = Attempts(RetryPolicy(attempts=2), budget)
+        state = Attempts(RetryPolicy(attempts=2), budget, 0.0)
         if again(state, FAILED) is not None:
             if works:
-                state.succeeded()
+                state.succeeded(0.0)
                 successes += 1
             else:
                 again(state, FAILED)
@@ -125,12 +136,12 @@ def test_retries_never_exceed_the_budget_and_a_tenth_of_the_successes(outcomes: 
 
 def test_when_the_budget_is_used_up_requests_fail_with_their_first_failure() -> None:
     budget = Budget(2)
-    first, second = Attempts(RetryPolicy(), budget), Attempts(RetryPolicy(), budget)
+    first, second = (Attempts(RetryPolicy(), budget, 0.0) for _ in range(2))
     assert again(first, FAILED) is not None
     assert again(first, FAILED) is not None
     assert again(second, FAILED) is None
     assert "too many requests" in second.why_not
-    first.succeeded()
+    first.succeeded(0.0)
     assert budget.tokens == 2.0
 
 
