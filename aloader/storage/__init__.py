@@ -12,6 +12,7 @@ from aloader.storage.wrappers.cached import Cached
 from aloader.storage.wrappers.hedged import Hedged
 from aloader.storage.wrappers.limited import Limited
 from aloader.storage.wrappers.parted import Parted
+from aloader.storage.wrappers.retries import RetryPolicy
 from aloader.storage.wrappers.retrying import Retrying
 from aloader.storage.wrappers.verified import Verified
 
@@ -28,6 +29,7 @@ __all__ = [
     "Parted",
     "Request",
     "Response",
+    "RetryPolicy",
     "Retrying",
     "S3Store",
     "Store",

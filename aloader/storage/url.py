@@ -61,7 +61,7 @@ def open_store(
     """
     store = _bare(url, options)
     remote = isinstance(store, S3Store | HTTPStore | FsspecStore) and store is not url
-    if limit if limit is not None else remote:
+    if limit is not False and (remote or limit is not None):
         store = Limited(store, CONCURRENCY if limit is None or limit is True else limit)
     if hedge:
         store = Hedged(store)

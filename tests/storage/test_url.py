@@ -16,12 +16,12 @@ from aloader.storage import (
     MemoryStore,
     Parted,
     Retrying,
+    RetryPolicy,
     S3Store,
     Store,
     Verified,
     open_store,
 )
-from aloader.storage.wrappers.retries import RetryPolicy
 from aloader.storage.wrappers.wrapper import Wrapper, innermost
 
 
@@ -130,7 +130,7 @@ def test_an_unknown_scheme_is_an_error_that_lists_the_known_ones(scheme: str) ->
         ("s3://bucket", {"regoin": "x"}, TypeError, "regoin"),
         ("https://host", {"hedaers": {}}, TypeError, "hedaers"),
         ("s3://bucket", {"verify": "md5"}, ValueError, "check= is one of 'length', 'etag', 'crc', 'all'"),
-        ("s3://bucket", {"limit": -1}, ValueError, "concurrency= is a number of requests"),
+        ("s3://bucket", {"limit": 0}, ValueError, "concurrency= is a number of requests"),
         (7, {}, TypeError, "expected a URL, a path or a store, got int"),
         (None, {}, TypeError, "got NoneType"),
     ],

@@ -76,7 +76,8 @@ class Hedged(StatefulWrapper[Hedges]):
             outcome = await _race(self.store, request, legs, hedges, threshold)
         if isinstance(outcome, Exception):
             raise outcome
-        hedges.first_took(latencies, threshold, legs[0].seconds)
+        if not legs[0].failed:
+            hedges.first_took(latencies, threshold, legs[0].seconds)
         return outcome
 
 
@@ -123,6 +124,7 @@ class _Leg(Listener):
         self.due: asyncio.Future[None] = self._loop.create_future()
         self.sent = False
         self.answered = False
+        self.failed = False
 
     @property
     def seconds(self) -> float:
@@ -142,6 +144,7 @@ class _Leg(Listener):
             self.answered = True
             return answer
         except Exception as error:
+            self.failed = True
             return error
         finally:
             self._ended = self._loop.time()

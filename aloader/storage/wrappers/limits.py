@@ -52,6 +52,10 @@ SLACK: Final = 0.02
 #: Seconds without any request after the bounds have shrunk, at least and at most, so that several clients part.
 PAUSE: Final = (0.02, 0.1)
 
+#: Seconds for which nothing is sent if the store says how long to wait, at most: requests that wait for their turn have
+#: no deadline.
+LONGEST_PAUSE: Final = 10.0
+
 
 class Meter:
     """Events per second, over the last window."""
@@ -127,7 +131,7 @@ class Limit:
         self.concurrency = max(1.0, self.concurrency * DECREASE)
         self._refusals = 0.0
         self._shrank = now
-        self._next = now + max(retry_after, self._jitter.uniform(*PAUSE))
+        self._next = now + max(min(retry_after, LONGEST_PAUSE), self._jitter.uniform(*PAUSE))
         return True
 
     def _grown(self, now: float) -> float:

@@ -17,7 +17,7 @@ from typing import Final
 from aloader.errors import BadRange, Corrupted, ObjectChanged
 from aloader.storage.base import NO_DIGESTS, Request, Response, Store, together
 from aloader.storage.ranges import LARGE, PART
-from aloader.storage.wrappers.wrapper import Wrapper, ask
+from aloader.storage.wrappers.wrapper import Wrapper, ask, innermost
 
 #: Parts of one read side by side. Several reads may be in flight, and `Limited` bounds them all.
 AT_ONCE: Final = 8
@@ -106,8 +106,8 @@ class _Reading:
             return
         if _is_short(answer, start, stop):
             raise Corrupted(
-                f"of {self._request.key!r} in {self._store!r} came, twice, {len(answer.data)} bytes where {start} to "
-                f"{stop} were asked for, and the object has {answer.size}",
+                f"of {self._request.key!r} in {innermost(self._store)!r} came, twice, {len(answer.data)} bytes where "
+                f"{start} to {stop} were asked for, and the object has {answer.size}",
                 self._request.key,
                 attempts=2,
             )
@@ -117,7 +117,7 @@ class _Reading:
         key = self._request.key
         answer = await ask(self._store, Request(key, start, stop, self._version))
         if self._size >= 0 and (answer.size, answer.version) != (self._size, self._version):
-            raise ObjectChanged(f"{key!r} in {self._store!r} was replaced while it was read in parts", key)
+            raise ObjectChanged(f"{key!r} in {innermost(self._store)!r} was replaced while it was read in parts", key)
         return answer
 
     def take(self, start: int, answer: Response) -> None:

@@ -27,7 +27,7 @@ from aloader.storage.wrappers.retries import (
     Budget,
     RetryPolicy,
 )
-from aloader.storage.wrappers.wrapper import StatefulWrapper, ask
+from aloader.storage.wrappers.wrapper import StatefulWrapper, ask, innermost
 
 T = TypeVar("T")
 
@@ -130,9 +130,9 @@ class Retrying(StatefulWrapper[_Counts]):
                 delay = attempts.again(error, clock.now, clock.left, assembly.resumed, counts.jitter)
                 if delay is None:
                     counts.failed += 1
-                    if isinstance(error, StorageError):
-                        raise _summed_up(error, attempts, clock.spent, attempts.why_not) from error
-                    raise
+                    if not isinstance(error, StorageError) or (attempts.made == 1 and not attempts.why_not):
+                        raise
+                    raise _summed_up(error, attempts, clock.spent, attempts.why_not) from error
                 assembly.keep(error)
             else:
                 attempts.succeeded(clock.now)
@@ -144,7 +144,8 @@ class Retrying(StatefulWrapper[_Counts]):
         why = f"deadline={self.policy.deadline:g} was over"
         if isinstance(last, StorageError):
             raise _summed_up(last, attempts, clock.spent, why) from last
-        silent = BrokenTransfer(f"cannot read {key!r} from {self.store!r}: it takes too long", key, stalled=True)
+        said = f"cannot read {key!r} from {innermost(self.store)!r}: it takes too long"
+        silent = BrokenTransfer(said, key, stalled=True)
         raise _summed_up(silent, attempts, clock.spent, why)
 
 
@@ -208,9 +209,7 @@ class _Clock(Listener):
 
 
 def _summed_up(error: StorageError, attempts: Attempts, seconds: float, why_not: str) -> StorageError:
-    """The last error, with what was done about it. One that came at once and would come again is left as it is."""
-    if attempts.made == 1 and not why_not:
-        return error
+    """The last error, with what was done about it."""
     count = "1 attempt" if attempts.made == 1 else f"{attempts.made} attempts"
     final = copy.copy(error)
     final.args = (f"{error} ({count} in {seconds:.1f} s{why_not and ': '}{why_not})",)

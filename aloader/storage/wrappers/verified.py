@@ -11,7 +11,7 @@ from aloader.errors import Corrupted
 from aloader.options import MIB
 from aloader.storage.base import Request, Response, Store
 from aloader.storage.wrappers.digests import CHECKS, computer, expected_of, parse, wrong_digest, wrong_length
-from aloader.storage.wrappers.wrapper import Wrapper, ask
+from aloader.storage.wrappers.wrapper import Wrapper, ask, innermost
 
 Check = Literal["length", "etag", "crc", "all"]
 
@@ -56,7 +56,7 @@ class Verified(Wrapper):
         if not still:
             return answer
         raise Corrupted(
-            f"{request.key!r} in {self.store!r} came damaged, twice: {still}"
+            f"{request.key!r} in {innermost(self.store)!r} came damaged, twice: {still}"
             f"{'' if still == wrong else f' (the first time: {wrong})'}",
             request.key,
             attempts=2,

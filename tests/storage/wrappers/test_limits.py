@@ -99,6 +99,9 @@ def test_nothing_is_sent_for_a_moment_and_as_long_as_the_store_says() -> None:
     for _ in range(20):
         limit.refused(now + 1, now + 1, retry_after=7.0)
     assert limit.start(now + 1) == pytest.approx(7.0)
+    for _ in range(20):
+        limit.refused(now + 9, now + 9, retry_after=3600.0)
+    assert limit.start(now + 9) == pytest.approx(10.0)
 
 
 @given(st.floats(20, 5000), st.lists(st.floats(0, 0.05), min_size=50, max_size=300))

@@ -59,6 +59,7 @@ def test_what_would_fail_again_is_raised_as_it_is() -> None:
     store = Retrying(inner)
     error, seconds = during(store, store.get("missing"))
     assert (type(error), str(error), seconds) == (errors.KeyNotFound, "no object 'missing' in Scripted()", 0.0)
+    assert error.__cause__ is None
     assert len(inner.requests) == 1
 
 
