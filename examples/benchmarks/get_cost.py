@@ -31,7 +31,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import harness
 import uvloop
@@ -43,6 +43,7 @@ from aloader.storage.s3.signing import Keys, Signer
 SMALL = 64 << 10
 RANGE = 8 << 20
 LARGE = 64 << 20
+PATTERN = bytes(range(256)) * (LARGE >> 8)
 KEYS = Keys("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
 REGION = "us-east-1"
 
@@ -63,7 +64,7 @@ Get = Callable[[str, int, int | None], Awaitable[bytes]]
 class Serving(asyncio.Protocol):
     """The objects below "small" have 64 KiB, those below "large" 64 MiB."""
 
-    bodies = {name: memoryview(bytes(range(256)) * (size >> 8)) for name, size in ((b"small", SMALL), (b"large", LARGE))}
+    bodies: ClassVar = {b"small": memoryview(PATTERN[:SMALL]), b"large": memoryview(PATTERN)}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: Any = transport
@@ -76,8 +77,8 @@ class Serving(asyncio.Protocol):
             body = self.bodies[request.split(b"/", 3)[2]]
             found = re.search(rb"\r\nrange: bytes=(\d+)-(\d+)", request, re.IGNORECASE)
             start, stop = (int(found[1]), int(found[2]) + 1) if found else (0, len(body))
-            line = f"HTTP/1.1 206 OK\r\nContent-Range: bytes {start}-{stop - 1}/{len(body)}" if found else "HTTP/1.1 200 OK"
-            self.transport.write(f"{line}\r\nContent-Length: {stop - start}\r\n{HEADERS}\r\n".encode())
+            place = f"206 OK\r\nContent-Range: bytes {start}-{stop - 1}/{len(body)}" if found else "200 OK"
+            self.transport.write(f"HTTP/1.1 {place}\r\nContent-Length: {stop - start}\r\n{HEADERS}\r\n".encode())
             self.transport.write(body[start:stop])
 
 

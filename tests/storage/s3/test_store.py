@@ -169,7 +169,22 @@ async def test_another_region_is_named_and_lean_requests_are_no_longer_tried() -
         for _ in range(2):
             with pytest.raises(StorageError, match="another region: pass region='eu-north-1'"):
                 await store.get("key")
-        assert [b"User-Agent: aloader\r" in request for request in server.requests].count(True) == 1
+        assert [b"User-Agent: aloader\r" in request for request in server.requests].count(True) == 2
+
+
+@pytest.mark.asyncio
+async def test_a_bucket_in_another_region_is_followed_there() -> None:
+    def interfere(request: bytes) -> list[Said] | None:
+        if b"/eu-north-1/s3/" in request:
+            return None
+        return [answer(400, b"<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-north-1</Region></Error>")]
+
+    async with objects(b"here", interfere) as server, store_at(server) as store:
+        assert await asyncio.gather(*(store.get(f"{i}") for i in range(9))) == [b"here"] * 9
+        before = len(server.requests)
+        assert await store.get("key") == b"here"
+        assert len(server.requests) == before + 1
+        assert all(b"User-Agent: aloader\r" in request for request in server.requests)
 
 
 @pytest.mark.asyncio
