@@ -288,18 +288,21 @@ def test_arguments_that_cannot_be_meant_are_refused_at_once(arguments: dict[str,
 
 WITHOUT_EXTRAS = """
 import asyncio, sys
-sys.modules["{missing}"] = None  # what an import of something that is not installed meets
 import aloader.storage, aloader.datasets
-assert not {"botocore", "PIL", "aiofiles"} & set(sys.modules), "imported early"
-asyncio.run(aloader.storage.open_store("s3://bucket").__aenter__())
+assert not {"botocore", "PIL", "aiofiles", "httptools", "obstore"} & set(sys.modules), "imported early"
+for missing in ("httptools", "aiobotocore"):
+    sys.modules[missing] = None  # what an import of something that is not installed meets
+    try:
+        asyncio.run(aloader.storage.open_store("s3://bucket").__aenter__())
+    except ModuleNotFoundError as error:
+        print(error)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("missing", ["aiobotocore", "httptools"])
-def test_without_its_extra_the_command_that_installs_it_is_said(missing: str) -> None:
-    program = WITHOUT_EXTRAS.replace("{missing}", missing)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1] == (
-        f'ModuleNotFoundError: S3 stores need {missing}: pip install "aloader[s3]"'
-    )
+def test_without_its_extra_the_command_that_installs_it_is_said() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        'S3 stores need httptools: pip install "aloader[s3]"',
+        'S3 stores need aiobotocore: pip install "aloader[s3]"',
+    ]
