@@ -22,7 +22,8 @@ from aloader.storage.wire.answer import Headers, Reply
 MD5: Final = re.compile(rb'"([0-9a-f]{32})"')
 MD5_ENCRYPTIONS: Final = (b"", b"AES256")
 
-CHECKSUMS: Final = ("crc32", "crc32c", "sha1", "sha256")
+#: By the headers that they come in.
+CHECKSUMS: Final = {f"x-amz-checksum-{name}".encode(): name for name in ("crc32", "crc32c", "sha1", "sha256")}
 
 CONTENT_RANGE: Final = re.compile(rb"bytes (\d+)-\d+/(\d+)")
 
@@ -41,8 +42,9 @@ def conditions(request: Request) -> str:
 
 def ceiling(request: Request) -> int | None:
     """How much of a body is wanted at most, from its beginning: also of a server that answers with the whole object."""
-    limits = [limit for limit in (request.most, request.stop) if limit is not None]
-    return min(limits, default=None)
+    if request.most is None or request.stop is None:
+        return request.stop if request.most is None else request.most
+    return min(request.most, request.stop)
 
 
 def read(reply: Reply, request: Request, asked: Asked) -> Response | None:
@@ -141,11 +143,11 @@ def _digests(headers: Headers, whole: bool) -> Mapping[str, str]:
     ):
         digests["md5"] = plain[1].decode()
     if whole:
-        for name in CHECKSUMS:
-            value = headers.get(f"x-amz-checksum-{name}".encode())
-            if value is not None and b"-" not in value:
+        for header in CHECKSUMS.keys() & headers.keys():
+            value = headers[header]
+            if b"-" not in value:
                 try:
-                    digests[name] = binascii.a2b_base64(value, strict_mode=True).hex()
+                    digests[CHECKSUMS[header]] = binascii.a2b_base64(value, strict_mode=True).hex()
                 except binascii.Error:
                     pass
     return digests or NO_DIGESTS

@@ -37,11 +37,11 @@ class Clients:
         elif not settings.anonymous:
             self.credentials = Credentials(self._look)
 
-    async def open(self, asked: Asked) -> Place | None:
+    async def find(self, settings: Settings, asked: Asked) -> Place | None:
         """Where the bucket is, if it can be reached the lean way."""
         await asyncio.to_thread(_import)
         with explained(asked):
-            place, self._loader = await asyncio.to_thread(_place, self._settings)
+            place, self._loader = await asyncio.to_thread(_place, settings, self._loader)
         return place
 
     async def aclose(self) -> None:
@@ -116,10 +116,13 @@ def _import() -> None:
         raise ModuleNotFoundError(f'S3 stores need {name}: pip install "aloader[s3]"', name=error.name) from None
 
 
-def _place(settings: Settings) -> tuple[Place | None, Any]:
+def _place(settings: Settings, loader: Any) -> tuple[Place | None, Any]:
+    """The place, and what has read botocore's JSON for it (once: 12 MB)."""
     from botocore.session import get_session
 
     session = get_session()
+    if loader is not None:
+        session.register_component("data_loader", loader)
     return find(session, settings), session.get_component("data_loader")
 
 

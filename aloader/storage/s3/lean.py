@@ -10,7 +10,7 @@ from typing import Final
 
 from aloader.errors import BrokenTransfer, CredentialsExpired, StoreUnreachable
 from aloader.storage.base import Request, Response
-from aloader.storage.s3.answers import ceiling, conditions, is_moved, read
+from aloader.storage.s3.answers import ceiling, conditions, is_moved, read, said_by
 from aloader.storage.s3.clients import Clients
 from aloader.storage.s3.errors import Asked, explained, unanswered
 from aloader.storage.s3.place import Place
@@ -30,7 +30,7 @@ class Lean:
         self._signer = Signer(place.origin.authority, place.region)
         self._clients = clients
         self._credentials = clients.credentials
-        self.moved = False  # the server has said that the bucket is elsewhere, for good
+        self.moved_to: str | None = None  # a region ("": unknown): the server says that the bucket is not here
 
     async def fetch(self, request: Request, asked: Asked) -> Response | None:
         """The answer, or a `StorageError`; None if only the whole client can make sense of what the server said."""
@@ -44,7 +44,8 @@ class Lean:
             reply = await self._pool.get(path, f"{AGENT}{signature}{conditions(request)}", ceiling(request))
         except (BrokenTransfer, StoreUnreachable) as error:
             raise unanswered(error, asked, request) from error
-        self.moved = self.moved or is_moved(reply)
+        if is_moved(reply):
+            self.moved_to = said_by(reply).region
         try:
             return read(reply, request, asked)
         except CredentialsExpired as error:

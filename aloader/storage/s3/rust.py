@@ -38,7 +38,7 @@ NO_LIMIT: Final = "24h"
 class Rust:
     """The GETs of one store on one loop. `root` stands before every key."""
 
-    moved: Final = False  # it follows redirects
+    moved_to: Final = None  # it follows redirects
 
     def __init__(self, store: Any, root: str, clients: Clients, server: str) -> None:
         self._store = store

@@ -31,6 +31,9 @@ class Settings:
     connect_timeout: float
     read_timeout: float
     max_connections: int
+    engine: str
+    min_rate: float
+    stall_after: float
 
     @property
     def endpoint(self) -> str | None:

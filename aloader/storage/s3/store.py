@@ -3,26 +3,18 @@ intricate go through aiobotocore, whose are also credentials, endpoints and the 
 
 from __future__ import annotations
 
-import asyncio
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import KW_ONLY, dataclass, field
-from typing import NamedTuple, Self
+from typing import Self
 
 from aloader.options import CONCURRENCY, KIB
 from aloader.storage.base import BaseStore, ObjectInfo, Request, Response, check_data, check_key
 from aloader.storage.lifetime import PerLoop
-from aloader.storage.s3 import fallback, rust
-from aloader.storage.s3.clients import Clients
 from aloader.storage.s3.errors import Asked
-from aloader.storage.s3.lean import Lean
-from aloader.storage.s3.place import Place
-from aloader.storage.s3.rust import Rust
+from aloader.storage.s3.opened import Opened
 from aloader.storage.s3.settings import ENGINES, Settings, check_endpoint
 from aloader.storage.s3.signing import Keys
-from aloader.storage.wire.pool import Pool
-from aloader.storage.wire.watch import Patience
 
 
 @dataclass(eq=False, repr=False)
@@ -62,7 +54,7 @@ class S3Store(BaseStore):
     engine: str = "lean"
     min_rate: float = 16 * KIB
     stall_after: float = 5.0
-    _opened: PerLoop[_Open] = field(init=False)
+    _opened: PerLoop[Opened] = field(init=False)
 
     def __post_init__(self) -> None:
         if not self.bucket or ("/" in self.bucket and not self.bucket.startswith("arn:")):
@@ -88,13 +80,7 @@ class S3Store(BaseStore):
 
     async def fetch(self, request: Request) -> Response:
         opened = self._opened.get()
-        asked = self._asked("read", check_key(request.key))
-        engine = opened.engine
-        if engine is not None and not engine.moved:
-            response = await engine.fetch(request, asked)
-            if response is not None:
-                return response
-        return await fallback.fetch(opened.clients, self.bucket, self._root + request.key, request, asked)
+        return await opened.fetch(request, self._asked("read", check_key(request.key)))
 
     async def size(self, key: str) -> int:
         opened = self._opened.get()
@@ -153,35 +139,13 @@ class S3Store(BaseStore):
             connect_timeout=self.connect_timeout,
             read_timeout=self.read_timeout,
             max_connections=self.max_connections,
+            engine=self.engine,
+            min_rate=self.min_rate,
+            stall_after=self.stall_after,
         )
 
-    async def _open(self, stack: AsyncExitStack) -> _Open:
-        clients = Clients(self._settings())
-        stack.push_async_callback(clients.aclose)
-        place = await clients.open(self._asked("open"))
-        if place is None or self.engine == "botocore":
-            return _Open(clients, None)
-        if self.engine == "obstore":
-            return _Open(clients, rust.make(place, self._settings(), self._root, clients))
-        pool = Pool(
-            place.origin,
-            max_connections=self.max_connections,
-            connect_timeout=self.connect_timeout,
-            patience=Patience(self.read_timeout, self.min_rate, self.stall_after),
-            ssl=await _trust(place),
-        )
-        stack.push_async_callback(pool.aclose)
-        return _Open(clients, Lean(place, self._root, pool, clients))
-
-
-class _Open(NamedTuple):
-    """What a store holds while it is open."""
-
-    clients: Clients
-    engine: Lean | Rust | None  # None: aiobotocore's client does it all
-
-
-async def _trust(place: Place) -> ssl.SSLContext | None:
-    if place.origin.scheme != "https":
-        return None
-    return await asyncio.to_thread(ssl.create_default_context, cafile=place.certificates)  # it reads a large file
+    async def _open(self, stack: AsyncExitStack) -> Opened:
+        opened = Opened(self._settings(), self._root)
+        stack.push_async_callback(opened.aclose)
+        await opened.open(self._asked("open"))
+        return opened

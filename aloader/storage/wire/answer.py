@@ -13,6 +13,7 @@ Heads and all else that is not body are limited; a body never grows beyond its l
 from __future__ import annotations
 
 import io
+import sys
 from typing import Any, Final, NamedTuple
 
 from aloader.errors import BrokenTransfer
@@ -148,6 +149,8 @@ class Answer:
         length = self.headers.get(b"content-length")
         if length is not None and self.status not in (204, 304):
             self.length = self._wanted = int(length)
+            if self.length > sys.maxsize:
+                raise ValueError("Content-Length overflow")
             if self._most is not None and self.length > self._most:
                 self._wanted, self.keep = self._most, False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import subprocess
+import os
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 import pytest_asyncio
 
-from aloader.errors import AccessDenied, BadRange, KeyNotFound, ObjectChanged, StoreNotFound
+from aloader.errors import AccessDenied, BadRange, KeyNotFound, ObjectChanged, StorageError, StoreNotFound
 from aloader.storage import Request, S3Store
 from aloader.storage.s3.settings import ENGINES
 from aloader.testing.s3server import S3Server
@@ -78,41 +78,30 @@ async def test_failures_are_told_apart(store: S3Store) -> None:
             await wrong.get("key")
 
 
-OBSTORE_AND_FORK = """
-import asyncio, os, sys
-from aloader.errors import StorageError
-from aloader.storage import S3Store
-
-def store():
-    return S3Store("bucket", endpoint_url=sys.argv[1], access_key="a", secret_key="b", engine="obstore")
-
-async def get():
-    async with store() as opened:
-        return await opened.get("key")
-
-assert asyncio.run(get()) == b"here"
-if (child := os.fork()) == 0:
-    try:
-        asyncio.run(get())
-    except StorageError as error:
-        print(error, flush=True)
-    os._exit(0)
-os.waitpid(child, 0)
-assert asyncio.run(get()) == b"here"
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.asyncio
 async def test_obstore_is_refused_in_a_child_of_a_process_that_has_used_it() -> None:
-    async with objects(b"here") as server:
-        program = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", OBSTORE_AND_FORK, f"http://127.0.0.1:{server.port}", stdout=subprocess.PIPE
-        )
-        said, _ = await program.communicate()
-    assert program.returncode == 0
-    assert b'forked from one that had used obstore' in said
-    assert b'Use engine="lean"' in said
+    async with objects(b"here") as server, store_at(server, engine="obstore") as store:
+        assert await store.get("key") == b"here"
+        reading, writing = os.pipe()
+        if (child := os.fork()) == 0:
+            os.write(writing, asyncio.run(refused(store)).encode())
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as said:
+            text = await asyncio.to_thread(said.read)
+        assert os.waitpid(child, 0) == (child, 0)
+        assert "forked from one that had used obstore" in text
+        assert 'Use engine="lean"' in text
+        assert await store.get("key") == b"here"
+
+
+async def refused(store: S3Store) -> str:
+    try:
+        await store.__aenter__()
+    except StorageError as error:
+        return str(error)
+    return "opened"
 
 
 @pytest.mark.asyncio

@@ -131,6 +131,18 @@ def test_a_server_that_closes_after_each_answer_is_believed(run: Run) -> None:
     run(main())
 
 
+def test_a_body_without_a_length_goes_to_the_end_of_the_connection(run: Run) -> None:
+    async def main() -> None:
+        async with (
+            scripted(lambda *_: [b"HTTP/1.1 200 OK\r\n\r\n", LARGE, CLOSE]) as server,
+            pool_of(server.origin) as pool,
+        ):
+            for _ in range(2):
+                assert (await pool.get("/")).body == LARGE
+
+    run(main())
+
+
 def test_what_nobody_has_asked_for_closes_the_connection(run: Run) -> None:
     async def main() -> None:
         async with scripted(lambda *_: [ok()]) as server, pool_of(server.origin) as pool:
