@@ -1,4 +1,4 @@
-"""Errors, named by whose doing they were. A fault of ours is an assertion, and not here."""
+"""Errors and warnings, named by whose doing they were. A fault of ours is an assertion, and not here."""
 
 from __future__ import annotations
 
@@ -172,3 +172,7 @@ class Corrupted(StorageError):  # noqa: N818
 
 class NotOpen(StorageError, RuntimeError):  # noqa: N818
     """A store or dataset was used outside of its `async with`, or on another loop than the one it was opened on."""
+
+
+class CacheWarning(UserWarning):
+    """A cache on disk cannot be written to, and why. Reading goes on from the store."""

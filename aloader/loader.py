@@ -15,10 +15,11 @@ from torch.utils.data import IterableDataset, Sampler
 
 from aloader import arguments
 from aloader.errors import LoaderClosed
+from aloader.options import parse_bytes
 from aloader.pool.asynchronous import AsyncBatches
 from aloader.pool.blocking import Batches
 from aloader.pool.informed import Informed
-from aloader.pool.limits import cpus_allowed, default_memory_limit, parse_bytes, too_many_workers
+from aloader.pool.limits import cpus_allowed, default_memory_limit, too_many_workers
 from aloader.pool.pool import WorkerPool
 from aloader.pool.threads import in_thread, running_loop
 from aloader.ranks import Ranks

@@ -1,7 +1,9 @@
-"""Every bound and default, in one frozen place. Numbers with their reasons; no behaviour but arithmetic on them."""
+"""Every bound and default, in one frozen place. Numbers with their reasons; no behaviour but arithmetic on them, and
+reading those that are given as text."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 KIB: Final = 1 << 10
@@ -95,3 +97,23 @@ def async_credit(share: int, batch_size: int) -> int:
     With a credit of 2, in-flight ÷ latency is reached to 52 %, with 4 to 90 %, with 8 to 99 %.
     """
     return max(4, -(-4 * share // max(1, batch_size)))
+
+
+_UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+    "TIB": 1 << 40,
+}
+
+
+def parse_bytes(value: int | str, name: str = "memory_limit") -> int:
+    """A number of bytes, or text such as "8GiB" or "500 MB"."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
+        nbytes = int(float(match[1]) * _UNITS.get(match[2].upper(), 0)) if match else 0
+        if nbytes > 0:
+            return nbytes
+    raise ValueError(f'{name} should be a positive number of bytes or text such as "8GiB", but got {name}={value!r}')

@@ -17,6 +17,7 @@ from sklearn.datasets import load_digits
 
 from aloader.errors import StoreNotFound
 from aloader.storage import LocalStore, S3Store, Store, open_store
+from aloader.storage.wrappers.wrapper import innermost
 from aloader.testing.s3server import S3Server, Served
 
 BUCKET = "demo-bucket"
@@ -130,6 +131,7 @@ class PlainImages(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
 
 def reader(store: Any) -> Callable[[str], bytes]:
     """Reads objects as one would without asyncio."""
+    store = innermost(store)
     if not isinstance(store, S3Store):
         return lambda key: (store.root / key).read_bytes()
     from botocore.config import Config

@@ -48,6 +48,11 @@ class Request(NamedTuple):
     version: str = ""
     most: int | None = None
 
+    def end(self, size: int) -> int:
+        """Where the answer ends, of an object of this size."""
+        end = size if self.stop is None else min(self.stop, size)
+        return end if self.most is None else min(end, self.start + self.most)
+
 
 NO_DIGESTS: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -195,8 +200,10 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in work]
     except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
+        first = failures.exceptions[0]
+    else:
+        return [task.result() for task in tasks]
+    raise first  # out here, since `from None` would take its cause away
 
 
 def check_key(key: str) -> str:

@@ -1,29 +1,42 @@
-"""A folder as a store: local disks and NFS. Keys are paths below the folder, with "/" between the parts."""
+"""A folder as a store: local disks and NFS. Keys are paths below the folder, with "/" between the parts.
+
+What is done to files stands in `files`, how it gets into threads in `hops`; here is what it means to a store.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
-import secrets
-import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Literal, Self, TypeVar
 
-from aloader.errors import AccessDenied, BadKey, BadRange, KeyNotFound, StorageError, StoreNotFound
-from aloader.storage.base import BaseStore, ObjectInfo, Request, Response, check_data, check_key
+from aloader.errors import AccessDenied, BadKey, BadRange, KeyNotFound, ObjectChanged, StorageError, StoreNotFound
+from aloader.storage import files
+from aloader.storage.base import BaseStore, Blobs, ObjectInfo, Request, Response, check_data, check_key
 from aloader.storage.hops import Hops
 from aloader.storage.lifetime import PerLoop
+from aloader.storage.ranges import PART, Range, check_range
 
-#: Threads that read. Only slow files need more than one (see `hops`): this many of them are then read side by side.
-THREADS: Final = 8
+T = TypeVar("T")
 
-#: Objects of a listing that come out of the thread together.
+#: (`list` is a method of every store.)
+Keys = list[str]
+Infos = list[ObjectInfo]
+
+#: Threads that read. Only slow files need more than one (see `hops`): so many of them are then read side by side. Over
+#: a network each waits for an answer, and the server has many disks.
+THREADS: Final = {"local": 8, "nfs": 32}
+
+#: Objects of a listing that come out of the threads together, and those whose sizes one call asks for.
 LISTED_AT_ONCE: Final = 1000
+MEASURED_AT_ONCE: Final = 50
 
-#: How unfinished files are named. They are renamed when whole, and never listed.
-UNFINISHED: Final = ".aloader-"
+#: Files whose reading is announced in one call.
+HINTED_AT_ONCE: Final = 16
 
 
 class LocalStore(BaseStore):
@@ -32,40 +45,102 @@ class LocalStore(BaseStore):
     No key leads out of the folder: absolute ones and ".." are refused with `BadKey`. Symbolic links that are in the
     folder are followed wherever they lead, since whoever may put one there decides what the folder holds.
 
-    The gets of one tick of the loop share one hop into a thread. A `put` makes the folders it needs, writes a file
-    beside the old one and renames it: atomic for readers, but not synced to the disk before it returns.
+    The reads of one tick of the loop share one hop into a thread. A `put` makes the folders it needs, writes a file
+    beside the old one and renames it: atomic for readers, but not synced to the disk before it returns. A file's
+    version is its size and the time of its last change.
+
+    `profile="nfs"` reads more files side by side, since each of them waits for the network. `readahead` tells the
+    system of each range before it is read: for large files on cold disks; what is in memory already is read slower.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        profile: Literal["local", "nfs"] = "local",
+        readahead: bool = False,
+    ) -> None:
+        if profile not in THREADS:
+            raise ValueError(f"profile= is {' or '.join(map(repr, THREADS))}, got {profile!r}")
         self.root = Path(os.path.abspath(root))  # not resolved: the root may be a link that is switched over
+        self.profile = profile
+        self.readahead = readahead
         self._opened = PerLoop(self, self._open)
 
     def __repr__(self) -> str:
-        return f"LocalStore({str(self.root)!r})"
+        more = [f"profile={self.profile!r}"] if self.profile != "local" else []
+        more += ["readahead=True"] if self.readahead else []
+        return f"LocalStore({', '.join([repr(str(self.root)), *more])})"
 
     async def fetch(self, request: Request) -> Response:
         hops = self._opened.get()
         self._check(request.key)
-        data: bytes = await hops.call(self._read, request.key)
-        if request.start >= len(data) > 0:
-            raise BadRange(f"{request.key!r} in {self!r} has {len(data)} bytes: none from {request.start}", request.key)
-        whole = request.start == 0 and (request.stop is None or request.stop >= len(data))
-        return Response(data if whole else data[request.start : request.stop], len(data))
+        found: files.Part = await hops.call(self._read, request)
+        return Response(*found)
+
+    async def get_ranges(self, key: str, ranges: Sequence[Range]) -> Blobs:
+        """Several ranges of one file, which is opened once. What lies between them is not read."""
+        hops = self._opened.get()
+        self._check(key)
+        wanted = [(check_range(*each)[0], each[1]) for each in ranges]
+        found: Blobs = await hops.call(self._read_ranges, (key, wanted)) if wanted else []
+        return found
+
+    async def get_many(self, keys: Iterable[str]) -> Blobs:
+        """Several objects at once, in the order asked for: one hop, and no tasks."""
+        hops = self._opened.get()
+        requests = [Request(self._check(key)) for key in keys]
+        calls = [hops.call(self._read, request) for request in requests]
+        try:
+            return [found.data for found in await asyncio.gather(*calls)]
+        except BaseException:
+            for call in calls:
+                call.cancel()
+            raise
 
     async def size(self, key: str) -> int:
-        return (await self.fetch(Request(key))).size
+        hops = self._opened.get()
+        size: int = await hops.call(self._size, self._check(key))
+        return size
 
     async def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
         hops = self._opened.get()
-        self._check(key)
-        await hops.call(self._write, (key, check_data(data)))
+        await hops.call(self._write, (self._check(key), check_data(data)))
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
         hops = self._opened.get()
-        objects = self._walk(prefix)
-        while found := await hops.call(_take, objects):
-            for info in found:
-                yield info
+        keys = files.walk(str(self.root), prefix)
+        await hops.call(self._check_root, None)
+        page: Keys
+        while page := await hops.call(self._take, keys):
+            groups = [page[at : at + MEASURED_AT_ONCE] for at in range(0, len(page), MEASURED_AT_ONCE)]
+            for found in await asyncio.gather(*(hops.call(self._measure, group) for group in groups)):
+                for info in found:
+                    yield info
+
+    async def stream(self, key: str, chunk: int = PART) -> AsyncIterator[bytes]:
+        """The file from its front. It is one version, since a `put` does not write into the file that is open."""
+        self._opened.get()
+        import aiofiles
+
+        path = self._path(self._check(key))
+        try:
+            async with aiofiles.open(path, "rb", buffering=0, opener=_opener) as file:
+                while data := await file.read(chunk):
+                    self._opened.get()
+                    yield data
+        except StorageError:
+            raise
+        except OSError as error:
+            raise self._explain(error, key, "read") from error
+
+    async def hint(self, keys: Iterable[str]) -> None:
+        """Tell the system that these objects will be read soon. It reads ahead as far as it likes; what is missing is
+        passed over."""
+        hops = self._opened.get()
+        paths = [self._path(self._check(key)) for key in keys]
+        groups = [paths[at : at + HINTED_AT_ONCE] for at in range(0, len(paths), HINTED_AT_ONCE)]
+        await asyncio.gather(*(hops.call(files.hint, group) for group in groups))
 
     async def __aenter__(self) -> Self:
         await self._opened.enter()
@@ -75,105 +150,88 @@ class LocalStore(BaseStore):
         await self._opened.leave()
 
     async def _open(self, stack: AsyncExitStack) -> Hops:
-        hops = Hops(THREADS, "aloader-files")
+        hops = Hops(THREADS[self.profile], "aloader-files")
         stack.push_async_callback(hops.aclose)
         return hops
 
-    def _check(self, key: str) -> None:
+    def _check(self, key: str) -> str:
         parts = check_key(key).split("/")
         if "" in parts or (os.sep != "/" and any(mark in key for mark in (os.sep, ":"))):
             raise BadKey(
                 f"not a key: {key!r} (keys in a folder are relative paths, with single '/' between parts)", key
             )
+        return key
 
     def _path(self, key: str) -> str:
         return f"{self.root}/{key}"
 
     # Everything below runs in threads.
 
-    def _read(self, key: str) -> bytes:
-        try:
-            return _read_file(self._path(key))
-        except OSError as error:
-            raise self._explain(error, key, "read") from error
+    def _read(self, request: Request) -> files.Part:
+        key, start, stop, version, most = request
+        found = self._try(
+            "read", key, partial(files.read, self._path(key), start, stop, version, most, self.readahead)
+        )
+        if start >= found.size > 0:
+            raise self._behind(key, found.size, start)
+        return found
+
+    def _read_ranges(self, what: tuple[str, Sequence[Range]]) -> Blobs:
+        key, ranges = what
+        found, size = self._try("read", key, partial(files.read_ranges, self._path(key), ranges, self.readahead))
+        for start, stop in ranges:
+            if start >= size > 0 and stop > start:
+                raise self._behind(key, size, start)
+        return found
+
+    def _size(self, key: str) -> int:
+        found = self._try("read", key, partial(files.measure, self._path(key)))
+        if found is None:
+            raise self._missing(key)
+        return found[0]
 
     def _write(self, what: tuple[str, bytes]) -> None:
         key, data = what
-        path = self._path(key)
-        folder = os.path.dirname(path)
-        unfinished = f"{folder}/{UNFINISHED}{secrets.token_hex(8)}"
+        self._try("write", key, partial(files.write, self._path(key), data))
+
+    def _check_root(self, _: None) -> None:
+        if not self.root.is_dir():
+            raise StoreNotFound(f"there is no folder {str(self.root)!r}")
+
+    def _take(self, keys: Iterator[str]) -> Keys:
         try:
-            os.makedirs(folder, exist_ok=True)
-            try:
-                with open(unfinished, "xb") as file:
-                    file.write(data)
-                os.replace(unfinished, path)
-            except BaseException:
-                Path(unfinished).unlink(missing_ok=True)
-                raise
+            return list(islice(keys, LISTED_AT_ONCE))
         except OSError as error:
-            raise self._explain(error, key, "write") from error
+            raise self._explain(error, os.path.relpath(error.filename, self.root), "list") from error
+
+    def _measure(self, keys: Sequence[str]) -> Infos:
+        sizes = [(key, self._try("list", key, partial(files.measure, self._path(key)))) for key in keys]
+        return [ObjectInfo(key, *found) for key, found in sizes if found is not None]
+
+    def _try(self, verb: str, key: str, act: Callable[[], T]) -> T:
+        try:
+            return files.again_if_stale(act)
+        except files.Changed as error:
+            raise ObjectChanged(f"{key!r} in {self!r} has been replaced or cut while it was read", key) from error
+        except OSError as error:
+            raise self._explain(error, key, verb) from error
 
     def _explain(self, error: OSError, key: str, verb: str) -> StorageError:
         match error:
             case FileNotFoundError() | IsADirectoryError() | NotADirectoryError() if verb == "read":
-                missing = "" if self.root.is_dir() else ": the folder does not exist"
-                return KeyNotFound(f"no object {key!r} in {self!r}{missing}", key)
+                return self._missing(key)
             case PermissionError():
                 return AccessDenied(f"may not {verb} {key!r} in {self!r}: check the permissions of the file", key)
             case _:
                 return StorageError(f"cannot {verb} {key!r} in {self!r}: {error.strerror or error}", key)
 
-    def _walk(self, prefix: str) -> Iterator[ObjectInfo]:
-        if not self.root.is_dir():
-            raise StoreNotFound(f"there is no folder {str(self.root)!r}")
-        start = prefix.rpartition("/")[0]
-        if start and ({"", ".", ".."} & set(start.split("/")) or not os.path.isdir(self._path(start))):
-            return
-        yield from self._below(f"{start}/" if start else "", prefix, ())
+    def _missing(self, key: str) -> KeyNotFound:
+        missing = "" if self.root.is_dir() else ": the folder does not exist"
+        return KeyNotFound(f"no object {key!r} in {self!r}{missing}", key)
 
-    def _below(self, folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[ObjectInfo]:
-        """Objects in a folder ("" or ending in "/"), in the order of their names. `above`: the folders on the way."""
-        try:
-            here = os.stat(self._path(folder))
-            with os.scandir(self._path(folder)) as entries:
-                names = sorted(f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries)
-        except FileNotFoundError:  # deleted meanwhile
-            return
-        except OSError as error:
-            raise self._explain(error, folder, "list") from error
-        identity = (here.st_dev, here.st_ino)
-        if identity in above:  # a link to a folder that it lies in
-            return
-        for key in (folder + name for name in names):
-            if key.endswith("/"):
-                if key.startswith(prefix) or prefix.startswith(key):
-                    yield from self._below(key, prefix, (*above, identity))
-            elif key.startswith(prefix) and not key.startswith(UNFINISHED, len(folder)):
-                yield from self._measure(key)
-
-    def _measure(self, key: str) -> Iterator[ObjectInfo]:
-        try:
-            status = os.stat(self._path(key))
-        except FileNotFoundError:  # deleted meanwhile, or a link to nothing
-            return
-        if stat.S_ISREG(status.st_mode):
-            yield ObjectInfo(key, status.st_size)
+    def _behind(self, key: str, size: int, start: int) -> BadRange:
+        return BadRange(f"{key!r} in {self!r} has {size} bytes: none from {start}", key)
 
 
-def _read_file(path: str) -> bytes:
-    """All of a file: a quarter faster for small ones than `open(path, "rb").read()`, which asks more of the system."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # what is no file (a FIFO) must not keep the thread
-    try:
-        size = os.fstat(descriptor).st_size
-        data = os.read(descriptor, size + 1)
-        if len(data) == size:
-            return data
-        with open(descriptor, "rb", buffering=0, closefd=False) as rest:  # larger than one read, or being written
-            return data + rest.readall()
-    finally:
-        os.close(descriptor)
-
-
-def _take(objects: Iterator[ObjectInfo]) -> list[ObjectInfo]:
-    return list(islice(objects, LISTED_AT_ONCE))
+def _opener(path: str, _: int) -> int:
+    return os.open(path, files.READING)

@@ -1,4 +1,4 @@
-"""From a URL or a path to a store. Nothing is opened here."""
+"""From a URL or a path to a store, with the wrappers that its kind needs. Nothing is opened here."""
 
 from __future__ import annotations
 
@@ -6,28 +6,86 @@ import os
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
+from aloader.options import CONCURRENCY
 from aloader.storage.base import Store
+from aloader.storage.fsspec_store import FsspecStore
+from aloader.storage.http import HTTPStore
 from aloader.storage.local import LocalStore
 from aloader.storage.memory import MemoryStore
 from aloader.storage.s3 import S3Store
+from aloader.storage.wrappers.cached import Cached
+from aloader.storage.wrappers.hedged import Hedged
+from aloader.storage.wrappers.limited import Limited
+from aloader.storage.wrappers.parted import Parted
+from aloader.storage.wrappers.retries import RetryPolicy
+from aloader.storage.wrappers.retrying import Retrying
+from aloader.storage.wrappers.verified import Check, Verified
 
-KNOWN: Final = "s3://bucket/prefix, file:///folder, memory://, or the path of a folder"
+KNOWN: Final = "s3://bucket/prefix, https://host/path, file:///folder, memory://, what fsspec has, or a folder's path"
 
 #: What may stand after "?" in an s3 URL. Secrets may not: URLs are logged, and shown in errors and process lists.
 S3_QUERY: Final = {"endpoint_url", "region", "anonymous"}
 
 
-def open_store(url: str | os.PathLike[str] | Store, **options: Any) -> Store:
+def open_store(
+    url: str | os.PathLike[str] | Store,
+    *,
+    retry: bool | RetryPolicy | None = None,
+    limit: bool | int | None = None,
+    hedge: bool = False,
+    verify: Check | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> Store:
     """The store that a URL names. It is opened by `async with`.
 
     - `"s3://bucket/prefix"`, with `?endpoint_url=…&region=…&anonymous=true` if need be. The prefix is taken as it
       stands ("%" is not decoded). `options` are the arguments of `S3Store`.
+    - `"https://host/path"`, `"http://…"`: `options` are the arguments of `HTTPStore`.
+    - `"gs://bucket/prefix"`, `"az://…"`, `"hf://…"` and all else that fsspec knows: `options` go to its file system.
     - `"file:///folder"` (percent-encoded), `"folder"`, `Path("folder")`
     - `"memory://"`: a new, empty one each time
-    - a `Store`, which is returned as it is
+    - a `Store`, which is returned as it is, but for the wrappers that are asked for
+
+    What is read over a network is wrapped: `Parted(Retrying(Limited(store)))` reads large objects in parts, tries again
+    what may succeed the next time, and asks for no more than the store can take. Folders, memory and stores that are
+    given are not, unless it is asked for:
+
+    - `retry`: `False` for none, or a `RetryPolicy(attempts=…, deadline=…)`
+    - `limit`: requests in flight at most, on each loop of each process; `False` for any number
+    - `hedge`: whether a second request is sent where one takes unusually long (`Hedged`): costs one in twenty more
+    - `verify`: what of the answers is compared: `"length"`, `"etag"`, `"crc"` or `"all"` (`Verified`)
+    - `cache`: a folder on a local disk in which what was read is kept (`Cached`, which takes more arguments itself)
 
     `ValueError` for other schemes, `TypeError` for options that the store does not have.
     """
+    store = _bare(url, options)
+    remote = isinstance(store, S3Store | HTTPStore | FsspecStore) and store is not url
+    if limit if limit is not None else remote:
+        store = Limited(store, CONCURRENCY if limit is None or limit is True else limit)
+    if hedge:
+        store = Hedged(store)
+    if retry if retry is not None else remote:
+        store = _retrying(store, retry if isinstance(retry, RetryPolicy) else RetryPolicy())
+    if remote:
+        store = Parted(store)
+    if verify is not None:
+        store = Verified(store, verify)
+    return store if cache is None else Cached(store, cache)
+
+
+def _retrying(store: Store, policy: RetryPolicy) -> Store:
+    return Retrying(
+        store,
+        policy.attempts,
+        policy.deadline,
+        first_delay=policy.first_delay,
+        most_delay=policy.most_delay,
+        budget=policy.budget,
+    )
+
+
+def _bare(url: str | os.PathLike[str] | Store, options: dict[str, Any]) -> Store:
     if isinstance(url, Store):
         return _without(options, url)
     if not isinstance(url, str | os.PathLike):
@@ -41,6 +99,8 @@ def open_store(url: str | os.PathLike[str] | Store, **options: Any) -> Store:
     match scheme:
         case "s3":
             return _s3(rest, options)
+        case "http" | "https":
+            return HTTPStore(text, **options)
         case "file":
             if not rest.startswith("/"):
                 raise ValueError(f"a file URL has three slashes and an absolute path, file:///folder: got {text!r}")
@@ -50,7 +110,19 @@ def open_store(url: str | os.PathLike[str] | Store, **options: Any) -> Store:
                 raise ValueError("memory:// has no name: each is a new, empty store. Pass a MemoryStore to share one")
             return _without(options, MemoryStore())
         case _:
-            raise ValueError(f"no store for {scheme!r} URLs (known: {KNOWN})")
+            _check_fsspec(scheme)
+            return FsspecStore(text, **options)
+
+
+def _check_fsspec(scheme: str) -> None:
+    try:
+        from fsspec import available_protocols
+    except ImportError:
+        raise ValueError(
+            f'no store for {scheme!r} URLs, unless fsspec has one: pip install "aloader[fsspec]" (known: {KNOWN})'
+        ) from None
+    if scheme not in available_protocols():
+        raise ValueError(f"no store for {scheme!r} URLs (known: {KNOWN})")
 
 
 def _without(options: dict[str, Any], store: Store) -> Store:

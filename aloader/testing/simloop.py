@@ -7,6 +7,7 @@ is virtual, so nothing outside the loop may be waited for: no threads, no proces
 from __future__ import annotations
 
 import asyncio
+import heapq
 import random
 import selectors
 from collections.abc import Callable, Coroutine
@@ -33,6 +34,9 @@ class SimLoop(asyncio.SelectorEventLoop):
     def _run_once(self) -> None:
         inner: Any = self  # asyncio keeps what is ready and what is scheduled to itself
         ready = inner._ready
+        while inner._scheduled and inner._scheduled[0]._cancelled:  # time must not stop there: nothing would wake up
+            heapq.heappop(inner._scheduled)._scheduled = False
+            inner._timer_cancelled_count -= 1
         if not ready and inner._scheduled:
             self._now = max(self._now, inner._scheduled[0]._when)
         if self._random is not None:

@@ -12,7 +12,8 @@ import torch
 
 from aloader import DataLoader
 from aloader.channel.job import Carried, Job, load
-from aloader.pool.limits import default_memory_limit, parse_bytes
+from aloader.options import parse_bytes
+from aloader.pool.limits import default_memory_limit
 
 from .samples import AsyncNumbers, Numbers, Stamped, as_list, check
 

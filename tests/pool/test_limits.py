@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from aloader import DataLoader
+from aloader.options import parse_bytes
 from aloader.pool import limits
-from aloader.pool.limits import cpus_allowed, default_memory_limit, parse_bytes, too_many_workers
+from aloader.pool.limits import cpus_allowed, default_memory_limit, too_many_workers
 
 
 @pytest.mark.parametrize(

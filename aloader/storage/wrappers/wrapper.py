@@ -3,10 +3,16 @@ inside."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import AsyncIterator
-from typing import Self
+from contextlib import AsyncExitStack
+from random import Random
+from typing import Generic, Self, TypeVar
 
 from aloader.storage.base import BaseStore, ObjectInfo, Request, Response, Store
+from aloader.storage.lifetime import PerLoop
+
+T = TypeVar("T")
 
 
 class Wrapper(BaseStore):
@@ -38,6 +44,38 @@ class Wrapper(BaseStore):
 
     async def __aexit__(self, *_: object) -> None:
         await self.store.__aexit__(None, None, None)
+
+
+class StatefulWrapper(Wrapper, Generic[T]):
+    """A wrapper that learns while it is open, on each loop for itself: `make` gives it what it learns with."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._opened = PerLoop(self, self._open)
+
+    @abstractmethod
+    def make(self, stack: AsyncExitStack) -> T:
+        """What it holds while it is open on the running loop. The stack is closed with it, before the store inside."""
+
+    def generator(self) -> Random:
+        """What it draws from: its own, so that the user's generators are not touched."""
+        return Random()
+
+    @property
+    def here(self) -> T:
+        """What it holds on the running loop; `NotOpen` if it is not open here."""
+        return self._opened.get()
+
+    async def __aenter__(self) -> Self:
+        await self._opened.enter()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._opened.leave()
+
+    async def _open(self, stack: AsyncExitStack) -> T:
+        await stack.enter_async_context(self.store)
+        return self.make(stack)
 
 
 async def ask(store: Store, request: Request) -> Response:

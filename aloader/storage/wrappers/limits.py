@@ -1,0 +1,138 @@
+"""How many requests may be in flight, and how many may be sent in a second. Decisions only: no I/O, no clock.
+
+A store that says "slow down" (503) does not say to what. Two bounds are learned from it:
+
+*Requests in flight* grow by one per round trip and shrink by a part when the store throttles: additive increase,
+multiplicative decrease. It is the bound that counts where a server refuses what it cannot hold.
+
+*Requests per second* are what object stores limit. In-flight bounds do not help there: a refusal comes back within
+a millisecond, and 15 in flight may be 500 requests per second or 15,000. There is no bound until the store throttles;
+then it is a little less than what the store has let through in the last moments, which is what it allows. From there
+it grows along a cubic: fast to where it was before, slowly around it, faster again if nothing happens (RFC 9438, which
+says why several that share a path so end up with equal shares: what all gain is the same, what each loses is in
+proportion).
+
+Both shrink at most once per round trip, and once per moment (the time over which rates are measured): only by the
+refusal of a request that was sent after they last shrank. Nor does every refusal count. Stores refuse one request in a
+thousand for reasons of their own; to slow down for each would end at a crawl. Only when more than `TOLERATED` of the
+last hundreds were refused is it about their number. That it is counted in requests and not in seconds is what makes a
+client that sends more also the one that gives way more often.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from random import Random
+from typing import Final
+
+#: What both bounds are multiplied with. AIMD halves; a rate that is measured needs less.
+DECREASE: Final = 0.85
+
+#: Seconds over which rates are measured.
+WINDOW: Final = 0.25
+
+#: The part of requests that may be refused without meaning anything, and what one request weighs in it.
+TOLERATED: Final = 0.02
+WEIGHT: Final = 1 / 400
+
+#: Seconds in which the rate doubles after the first refusal, until the second tells where the bound is.
+DOUBLING: Final = 0.5
+
+#: How steep the cubic is, in requests per second per second cubed. At 500/s, 2.7 seconds lead back to where it was.
+STEEPNESS: Final = 4.0
+
+#: The rate is never below, nor grows to more than this many times what comes through: it must be tried before.
+LEAST_RATE: Final = 1.0
+HEADROOM: Final = 2.0
+
+#: Requests that were late by up to so many seconds are sent together: timers are no more precise than this.
+SLACK: Final = 0.02
+
+#: Seconds without any request after the bounds have shrunk, at least and at most, so that several clients part.
+PAUSE: Final = (0.02, 0.1)
+
+
+class Meter:
+    """Events per second, over the last window."""
+
+    def __init__(self, now: float, window: float = WINDOW) -> None:
+        self._window = window
+        self._began = self._born = now
+        self._count = self._before = 0
+
+    def add(self, now: float) -> None:
+        self._turn(now)
+        self._count += 1
+
+    def rate(self, now: float) -> float:
+        self._turn(now)
+        inside = (now - self._began) / self._window
+        counted = self._count + self._before * (1 - inside)
+        return counted / min(self._window, max(now - self._born, self._window / 8))
+
+    def _turn(self, now: float) -> None:
+        passed = int((now - self._began) / self._window)
+        if passed:
+            self._before = self._count if passed == 1 else 0
+            self._count = 0
+            self._began += passed * self._window
+
+
+class Limit:
+    """Both bounds."""
+
+    def __init__(self, concurrency: int, now: float, jitter: Random) -> None:
+        self.most = concurrency
+        self.concurrency = float(concurrency)
+        self.rate = inf
+        self._jitter = jitter
+        self._meter = Meter(now)
+        self._refusals = 0.0  # the part of the last requests that were refused
+        self._next = now
+        self._shrank = -inf
+        self._before = inf  # the rate at which the store last throttled: not known with the first refusals
+        self._least = LEAST_RATE  # the rate that was left
+
+    def room(self, in_flight: int, share: float = 1.0) -> bool:
+        """Whether one more may be in flight. One always may."""
+        return in_flight < max(1, int(min(self.concurrency, self.most * share)))
+
+    def start(self, now: float) -> float:
+        """Seconds until a request may be sent. 0 if it may now: then it counts as sent."""
+        if now < self._next:
+            return self._next - now
+        if self.rate < inf:
+            self._next = max(self._next, now - SLACK) + 1 / self.rate
+        return 0.0
+
+    def served(self, now: float) -> None:
+        """A request has been answered."""
+        self._meter.add(now)
+        self._refusals -= self._refusals * WEIGHT
+        self.concurrency = min(self.most, self.concurrency + 1 / self.concurrency)
+        if self.rate < inf:
+            self.rate = max(self.rate, min(self._grown(now), HEADROOM * self._meter.rate(now)))
+
+    def refused(self, now: float, began: float, retry_after: float = 0.0) -> bool:
+        """A request that was sent at `began` has been throttled. Whether the bounds have shrunk for it."""
+        self._refusals += (1 - self._refusals) * WEIGHT
+        if self._refusals <= TOLERATED or began < self._shrank or now < self._shrank + WINDOW:
+            return False
+        served = self._meter.rate(now)
+        bound = min(self.rate, served) if served else min(self.rate, self.most) / 2
+        if served and self.rate < inf:  # of a store that serves nobody, this is not the bound
+            self._before = bound
+        self.rate = self._least = max(LEAST_RATE, bound * DECREASE)
+        self.concurrency = max(1.0, self.concurrency * DECREASE)
+        self._refusals = 0.0
+        self._shrank = now
+        self._next = now + max(retry_after, self._jitter.uniform(*PAUSE))
+        return True
+
+    def _grown(self, now: float) -> float:
+        """The rate that may be tried, so long after it shrank."""
+        passed = now - self._shrank
+        if self._before == inf:
+            return self._least * float(2 ** min(passed / DOUBLING, 60))
+        back: float = (max(0.0, self._before - self._least) / STEEPNESS) ** (1 / 3)
+        return self._before + STEEPNESS * (passed - back) ** 3

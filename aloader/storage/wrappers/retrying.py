@@ -1,0 +1,212 @@
+"""Another attempt for what may succeed the next time. What is worth one is decided in `retries`; here it is made.
+
+It stands outside of `Limited` and `Hedged`: each attempt then waits for its turn again, and is hedged again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from random import Random
+from typing import NoReturn, TypeVar
+
+from aloader.errors import BrokenTransfer, StorageError
+from aloader.storage.base import Request, Response, Store
+from aloader.storage.wrappers.queueing import QUEUEING, Listener
+from aloader.storage.wrappers.retries import (
+    ATTEMPTS,
+    BUDGET,
+    DEADLINE,
+    FIRST_DELAY,
+    MOST_DELAY,
+    Assembly,
+    Attempts,
+    Budget,
+    RetryPolicy,
+)
+from aloader.storage.wrappers.wrapper import StatefulWrapper, ask
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryStats:
+    """On the running loop: requests made and given up, attempts beyond the first, bodies of which only the rest was
+    asked for, and the retries that are left."""
+
+    requests: int = 0
+    retries: int = 0
+    resumed: int = 0
+    failed: int = 0
+    budget: float = 0.0
+
+
+class _Counts:
+    """What all requests of one loop share."""
+
+    def __init__(self, policy: RetryPolicy, jitter: Random) -> None:
+        self.budget = Budget(policy.budget)
+        self.jitter = jitter
+        self.requests = self.retries = self.resumed = self.failed = 0
+
+
+class Retrying(StatefulWrapper[_Counts]):
+    """A store that asks again when asking again may help.
+
+    - `Throttled`, `ServerFailed`, `BrokenTransfer` and `StoreUnreachable` are tried again, after a delay that doubles
+      from `first_delay` to `most_delay` seconds, any part of it (full jitter); of a store that says how long to wait,
+      that long and more.
+    - `CredentialsExpired` is tried once more, at once.
+    - All else is raised as it is: a missing key does not appear by asking twice.
+
+    A request fails for good with its `attempts`th failure (of an address where nothing has ever answered, with the
+    third), or when `deadline` seconds are over, which also ends the attempt that runs. Neither counts what is no
+    failure: to be throttled takes no attempts, and to wait for a turn (`Limited`) no time. It also fails with its first
+    failure while the `budget` is used up: the retries that all requests of a loop may make without success. Successes
+    fill it again. The error is then of the same type as the last one, and tells how many attempts there were.
+
+    A body that broke off is resumed: only the rest is asked for, of the same version. If the object was replaced
+    meanwhile, it is read from the front, once.
+
+    `size` is retried too. `list` and `put` are left to the store: a listing goes on page by page, which only the store
+    can repeat, and of a put that broke off nobody knows whether it took place.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        attempts: int = ATTEMPTS,
+        deadline: float = DEADLINE,
+        *,
+        first_delay: float = FIRST_DELAY,
+        most_delay: float = MOST_DELAY,
+        budget: int = BUDGET,
+    ) -> None:
+        super().__init__(store)
+        self.policy = RetryPolicy(attempts, deadline, first_delay, most_delay, budget)
+
+    def make(self, stack: AsyncExitStack) -> _Counts:
+        return _Counts(self.policy, self.generator())
+
+    def stats(self) -> RetryStats:
+        counts = self.here
+        return RetryStats(counts.requests, counts.retries, counts.resumed, counts.failed, counts.budget.tokens)
+
+    async def fetch(self, request: Request) -> Response:
+        counts = self.here
+        assembly = Assembly(request)
+
+        async def attempt() -> Response:
+            rest = assembly.rest()
+            counts.resumed += assembly.resumed
+            return assembly.whole(await ask(self.store, rest) if rest is not None else None)
+
+        return await self._persist(counts, request.key, attempt, assembly)
+
+    async def size(self, key: str) -> int:
+        return await self._persist(self.here, key, lambda: self.store.size(key), Assembly(Request(key)))
+
+    async def _persist(
+        self, counts: _Counts, key: str, attempt: Callable[[], Awaitable[T]], assembly: Assembly
+    ) -> T:
+        """Attempts until one succeeds or there is not to be another."""
+        counts.requests += 1
+        attempts, clock = Attempts(self.policy, counts.budget), _Clock(self.policy.deadline)
+        last: BaseException | None = None
+        while True:
+            try:
+                answer = await clock.bound(attempt)
+            except _TooLate:
+                attempts.made += 1
+                counts.failed += 1
+                self._too_late(key, attempts, clock, last)
+            except Exception as error:
+                last = error
+                delay = attempts.again(error, clock.left, assembly.resumed, counts.jitter)
+                if delay is None:
+                    counts.failed += 1
+                    if isinstance(error, StorageError):
+                        raise _summed_up(error, attempts, clock.spent, attempts.why_not) from error
+                    raise
+                assembly.keep(error)
+            else:
+                attempts.succeeded()
+                return answer
+            counts.retries += 1
+            await asyncio.sleep(delay)
+
+    def _too_late(self, key: str, attempts: Attempts, clock: _Clock, last: BaseException | None) -> NoReturn:
+        why = f"deadline={self.policy.deadline:g} was over"
+        if isinstance(last, StorageError):
+            raise _summed_up(last, attempts, clock.spent, why) from last
+        silent = BrokenTransfer(f"cannot read {key!r} from {self.store!r}: it takes too long", key, stalled=True)
+        raise _summed_up(silent, attempts, clock.spent, why)
+
+
+class _TooLate(Exception):  # noqa: N818
+    """The deadline ended an attempt. Not a `TimeoutError`: the store may raise that itself."""
+
+
+class _Clock(Listener):
+    """A deadline over all attempts, which stands still while an attempt waits for its turn."""
+
+    def __init__(self, deadline: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._deadline = deadline
+        self._waits = 0
+        self._waiting_since = self._waited = 0.0
+        self._timeout: asyncio.Timeout | None = None
+        self._outside = QUEUEING.get()
+
+    @property
+    def spent(self) -> float:
+        return self._loop.time() - self._began - self._waited
+
+    @property
+    def left(self) -> float:
+        return self._deadline - self.spent
+
+    async def bound(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """One attempt, ended with `_TooLate` when the deadline is over."""
+        token = QUEUEING.set(self)
+        try:
+            async with asyncio.timeout(self.left) as self._timeout:
+                return await attempt()
+        except TimeoutError:
+            assert self._timeout is not None
+            if self._timeout.expired():
+                raise _TooLate from None
+            raise
+        finally:
+            QUEUEING.reset(token)
+
+    def waits(self) -> None:
+        if self._outside is not None:
+            self._outside.waits()
+        self._waits += 1
+        if self._waits == 1 and self._timeout is not None and not self._timeout.expired():
+            self._waiting_since = self._loop.time()
+            self._timeout.reschedule(None)
+
+    def goes(self) -> None:
+        if self._outside is not None:
+            self._outside.goes()
+        self._waits -= 1
+        if self._waits == 0 and self._timeout is not None and not self._timeout.expired():
+            self._waited += self._loop.time() - self._waiting_since
+            self._timeout.reschedule(self._loop.time() + self.left)
+
+
+def _summed_up(error: StorageError, attempts: Attempts, seconds: float, why_not: str) -> StorageError:
+    """The last error, with what was done about it. One that came at once and would come again is left as it is."""
+    if attempts.made == 1 and not why_not:
+        return error
+    count = "1 attempt" if attempts.made == 1 else f"{attempts.made} attempts"
+    final = copy.copy(error)
+    final.args = (f"{error} ({count} in {seconds:.1f} s{why_not and ': '}{why_not})",)
+    final.attempts = attempts.made
+    return final
