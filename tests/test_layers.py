@@ -147,7 +147,7 @@ def test_the_package_itself_only_names_what_is_public() -> None:
         ("pool/start.py", "if TYPE_CHECKING:\n    from ..worker import serve"),
         ("worker/serve.py", "import aloader.pool"),
         ("errors.py", "from aloader.stats import x\nfrom .engine.events import Drawn"),
-        ("storage/s3.py", "from aloader import StorageError"),
+        ("storage/s3/store.py", "from aloader import StorageError"),
         ("datasets/images.py", "from ..testing import fakes"),
     ],
 )

@@ -15,27 +15,26 @@ from uuid import uuid4
 
 import pytest
 
-from aloader.errors import AccessDenied, KeyNotFound, NotOpen, StorageError, StoreNotFound, StoreUnreachable
+from aloader.errors import (
+    AccessDenied,
+    BrokenTransfer,
+    KeyNotFound,
+    NotOpen,
+    StorageError,
+    StoreNotFound,
+    StoreUnreachable,
+)
 from aloader.storage import ObjectInfo, S3Store, open_store
+from aloader.storage.s3.settings import ENGINES
 from aloader.testing.s3server import S3Server
 from tests.servers import BUCKET
-
-AWS_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_REGION")
+from tests.storage.s3.server import DATE, ETAG, answer, error, objects, store_at
+from tests.storage.wire.scripted import CLOSE, Said
 
 
 @pytest.fixture
 def store(s3_server: S3Server) -> S3Store:
     return s3_server.store(BUCKET, f"s3/{uuid4().hex}")
-
-
-@pytest.fixture
-def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No credentials to be found anywhere."""
-    for name in AWS_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
 
 
 @pytest.fixture
@@ -117,49 +116,82 @@ async def test_a_refused_connection_is_an_error_within_a_second(closed_port: int
 
 
 @pytest.mark.asyncio
-async def test_a_server_that_says_nothing_is_given_up(silent_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aloader.storage.s3.ATTEMPTS", 1)
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_server_that_says_nothing_is_given_up(
+    silent_port: int, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aloader.storage.s3.settings.ATTEMPTS", 1)
     url = f"http://127.0.0.1:{silent_port}"
-    async with S3Store("bucket", endpoint_url=url, access_key="a", secret_key="b", read_timeout=0.05) as store:
+    silent = S3Store("bucket", endpoint_url=url, access_key="a", secret_key="b", read_timeout=0.05, engine=engine)
+    async with silent as store:
         with pytest.raises(StoreUnreachable, match=f"{url} went silent: if it is slow, raise read_timeout="):
             await store.get("key")
 
 
 @pytest.mark.asyncio
-async def test_a_body_that_breaks_off_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
-        writer.close()
-        await writer.wait_closed()
-
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with S3Store("bucket", endpoint_url=url, access_key="a", secret_key="b") as store:
-            with pytest.raises(StorageError, match="cannot read 'key' in S3Store"):
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_body_that_breaks_off_is_an_error(engine: str) -> None:
+    async with objects(b"", lambda _: [answer(200, bytes(10), ETag=ETAG, Last_Modified=DATE)[:-6], CLOSE]) as server:
+        async with store_at(server, engine=engine) as store:
+            with pytest.raises(BrokenTransfer, match=r"cannot read 'key' in S3Store.*: the connection broke") as caught:
                 await store.get("key")
+            assert len(server.requests) == 1
+            if engine == "lean":
+                error = caught.value
+                assert (error.key, error.received, error.size, error.version) == ("key", bytes(4), 10, ETAG)
 
 
 @pytest.mark.asyncio
-async def test_another_region_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    body = b"<Error><Code>PermanentRedirect</Code><Message>elsewhere</Message></Error>"
+async def test_what_had_come_of_a_range_begins_where_it_was_asked_for() -> None:
+    whole = answer(200, bytes(range(10)), ETag=ETAG)
+    async with objects(b"", lambda _: [whole[:-2], CLOSE]) as server, store_at(server) as store:
+        with pytest.raises(BrokenTransfer) as caught:  # the server has ignored the range
+            await store.get("key", 5, 10)
+        assert caught.value.received == bytes(range(5, 8))
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while await reader.readuntil(b"\r\n\r\n"):
-            head = f"HTTP/1.1 301 No\r\nx-amz-bucket-region: eu-north-1\r\nContent-Length: {len(body)}\r\n\r\n"
-            writer.write(head.encode() + body)
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await answer(reader, writer)
-        except asyncio.IncompleteReadError:
-            writer.close()
+@pytest.mark.asyncio
+async def test_a_slow_body_is_given_up() -> None:
+    async with objects(b"", lambda _: [answer(200, bytes(100_000), ETag=ETAG)[:-1]]) as server:
+        async with store_at(server, stall_after=0.04) as store:
+            with pytest.raises(BrokenTransfer, match="slower than 16,384 bytes/s") as caught:
+                await store.get("key")
+            assert caught.value.stalled
+            assert caught.value.received == bytes(99_999)
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with S3Store("bucket", endpoint_url=url, access_key="a", secret_key="b") as store:
+
+@pytest.mark.asyncio
+async def test_another_region_is_named_and_lean_requests_are_no_longer_tried() -> None:
+    def interfere(request: bytes) -> list[Said]:
+        return [error(301, "PermanentRedirect", x_amz_bucket_region="eu-north-1")]
+
+    async with objects(b"", interfere) as server, store_at(server) as store:
+        for _ in range(2):
             with pytest.raises(StorageError, match="another region: pass region='eu-north-1'"):
                 await store.get("key")
+        assert [b"User-Agent: aloader\r" in request for request in server.requests].count(True) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_temporary_redirect_is_followed_by_the_whole_client() -> None:
+    elsewhere = ""
+
+    def interfere(request: bytes) -> list[Said] | None:
+        return [error(307, "TemporaryRedirect", Location=elsewhere)] if request.startswith(b"GET /bucket/") else None
+
+    async with objects(b"there", interfere) as server, store_at(server) as store:
+        elsewhere = f"http://127.0.0.1:{server.port}/other/key"
+        assert await store.get("key") == b"there"
+
+
+@pytest.mark.asyncio
+async def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with objects(b"by proxy") as proxy:
+        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{proxy.port}")
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        async with S3Store("bucket", endpoint_url="http://far.test", access_key="a", secret_key="b") as store:
+            assert await store.get("key") == b"by proxy"
+        assert proxy.requests[0].startswith(b"GET http://far.test/bucket/key ")
 
 
 @pytest.mark.slow
@@ -227,6 +259,7 @@ def test_no_secret_is_shown(s3_server: S3Server) -> None:
         ({"bucket": "a/b"}, "not the name of a bucket"),
         ({"bucket": "b", "prefix": "a/../b"}, "not a key"),
         ({"bucket": "b", "access_key": "a"}, "go together"),
+        ({"bucket": "b", "engine": "steam"}, "engine= is one of 'lean', 'botocore', 'obstore', got 'steam'"),
         ({"bucket": "b", "access_key": "a", "secret_key": "s", "anonymous": True}, "exclude each other"),
         ({"bucket": "b", "endpoint_url": "127.0.0.1:8333"}, "is an http:// or https:// URL"),
         ({"bucket": "b", "endpoint_url": "http://user:hush@host"}, "credentials do not belong"),
@@ -240,15 +273,18 @@ def test_arguments_that_cannot_be_meant_are_refused_at_once(arguments: dict[str,
 
 WITHOUT_EXTRAS = """
 import asyncio, sys
-sys.modules["aiobotocore"] = None  # what an import of something that is not installed meets
+sys.modules["{missing}"] = None  # what an import of something that is not installed meets
 import aloader.storage, aloader.datasets
 assert not {"botocore", "PIL", "aiofiles"} & set(sys.modules), "imported early"
 asyncio.run(aloader.storage.open_store("s3://bucket").__aenter__())
 """
 
 
-def test_without_its_extra_the_command_that_installs_it_is_said() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, text=True, check=False)
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", ["aiobotocore", "httptools"])
+def test_without_its_extra_the_command_that_installs_it_is_said(missing: str) -> None:
+    program = WITHOUT_EXTRAS.replace("{missing}", missing)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1] == (
-        'ModuleNotFoundError: S3 stores need aiobotocore: pip install "aloader[s3]"'
+        f'ModuleNotFoundError: S3 stores need {missing}: pip install "aloader[s3]"'
     )

@@ -1,0 +1,67 @@
+"""What an `S3Store` was told, as the clients below it need it. It carries secrets, and is never shown."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from aloader.storage.s3.signing import Keys
+
+#: Tries of one request that botocore makes, the first included, up to 1 and 2 seconds apart. Refused connections are
+#: not tried again.
+ATTEMPTS: Final = 3
+
+#: Where the environment names no region, requests to other servers than Amazon's still have to be signed for one.
+ANY_REGION: Final = "us-east-1"
+
+ENGINES: Final = ("lean", "botocore", "obstore")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Settings:
+    """The arguments of a store that concern its clients."""
+
+    bucket: str
+    endpoint_url: str | None
+    region: str | None
+    keys: Keys | None
+    anonymous: bool
+    connect_timeout: float
+    read_timeout: float
+    max_connections: int
+
+    @property
+    def endpoint(self) -> str | None:
+        """The server, where it is not Amazon's: botocore reads the same variables."""
+        return self.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+
+    def client_config(self) -> dict[str, Any]:
+        """The settings of botocore's `Config`."""
+        from botocore import UNSIGNED
+
+        config: dict[str, Any] = {
+            "connect_timeout": self.connect_timeout,
+            "read_timeout": self.read_timeout,
+            "max_pool_connections": self.max_connections,
+            "retries": {"mode": "standard", "total_max_attempts": ATTEMPTS},
+        }
+        if self.endpoint:
+            config["s3"] = {"addressing_style": "path"}
+        if self.anonymous:
+            config["signature_version"] = UNSIGNED
+        return config
+
+    def region_for(self, session: Any) -> str | None:
+        """The region's name, if it has to be said: to Amazon, botocore finds out."""
+        return self.region or session.get_config_variable("region") or (ANY_REGION if self.endpoint else None)
+
+
+def check_endpoint(url: str) -> None:
+    """`ValueError` unless this is where a server can be."""
+    parts = urlsplit(url)
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("credentials do not belong into endpoint_url=: pass access_key=… and secret_key=…")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"endpoint_url= is an http:// or https:// URL, got {url!r}")

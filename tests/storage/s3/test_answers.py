@@ -1,0 +1,166 @@
+"""What answers say, by answers that are made up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aloader.errors import (
+    AccessDenied,
+    BadRange,
+    BrokenTransfer,
+    CredentialsExpired,
+    KeyNotFound,
+    ObjectChanged,
+    ServerFailed,
+    StorageError,
+    StoreNotFound,
+    Throttled,
+)
+from aloader.storage import Request, Response, S3Store
+from aloader.storage.s3.answers import ceiling, conditions, is_moved, read
+from aloader.storage.s3.errors import Asked
+from aloader.storage.wire.answer import Reply
+
+STORE = S3Store("bucket", endpoint_url="http://server")
+ASKED = Asked("read", STORE, "key")
+BODY = b"0123456789"
+MD5 = "781e5e245d69b566979b86e28d23f2c7"
+
+
+def reply(status: int = 200, body: bytes = BODY, length: int | None = None, /, **headers: str) -> Reply:
+    named = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
+    return Reply(status, named, body, len(body) if length is None else length)
+
+
+def asked(start: int = 0, stop: int | None = None, most: int | None = None) -> Request:
+    return Request("key", start, stop, most=most)
+
+
+def said(status: int, code: str = "", more: str = "", **headers: str) -> Reply:
+    document = f"<Error><Code>{code}</Code><Message>it says</Message>{more}</Error>" if code else ""
+    return reply(status, document.encode(), **headers)
+
+
+@pytest.mark.parametrize(
+    ("request_", "headers", "limit"),
+    [
+        (asked(), "", None),
+        (asked(5), "Range: bytes=5-\r\n", None),
+        (asked(5, 9), "Range: bytes=5-8\r\n", 9),
+        (asked(0, 9, 4), "Range: bytes=0-8\r\n", 4),
+        (Request("key", version='"v"', most=7), 'If-Match: "v"\r\n', 7),
+        (Request("key", 1, None, '"v"'), 'If-Match: "v"\r\nRange: bytes=1-\r\n', None),
+    ],
+)
+def test_requests_say_which_bytes_of_which_version(request_: Request, headers: str, limit: int | None) -> None:
+    assert (conditions(request_), ceiling(request_)) == (headers, limit)
+
+
+def test_a_version_cannot_smuggle_headers_in() -> None:
+    with pytest.raises(ValueError, match="not the version of an object"):
+        conditions(Request("key", version="v\r\nX: y"))
+
+
+@pytest.mark.parametrize(
+    ("found", "request_", "response"),
+    [
+        (reply(), asked(), Response(BODY, 10)),
+        (reply(etag='"v"'), asked(), Response(BODY, 10, '"v"')),
+        (reply(), asked(2, 5), Response(b"234", 10)),  # a server that knows no ranges
+        (reply(), asked(8, 99), Response(b"89", 10)),
+        (reply(200, b"0123", 10), asked(most=4), Response(b"0123", 10)),
+        (reply(200, b""), asked(5, 6), Response(b"", 0)),
+        (reply(206, b"234", content_range="bytes 2-4/10"), asked(2, 5), Response(b"234", 10)),
+        (reply(206, b"89", content_range="bytes 8-9/10"), asked(8, 99), Response(b"89", 10)),
+        (reply(206, b"2345", content_range="bytes 2-5/10"), asked(2, 5), Response(b"234", 10)),
+        (reply(206, b"01", 8, content_range="bytes 0-7/10"), asked(0, 8, 2), Response(b"01", 10)),
+        (reply(416, b"", content_range="bytes */0"), asked(5, 6), Response(b"", 0)),
+        (said(416, "InvalidRange", "<ActualObjectSize>0</ActualObjectSize>"), asked(5), Response(b"", 0)),
+        (said(416, "InvalidRange"), asked(0, 5), Response(b"", 0)),
+    ],
+)
+def test_answers_with_an_object_are_read(found: Reply, request_: Request, response: Response) -> None:
+    assert read(found, request_, ASKED) == response
+
+
+@pytest.mark.parametrize(
+    ("found", "request_", "error", "sentence"),
+    [
+        (reply(), asked(10), BadRange, "the object has 10 bytes, none from 10 on"),
+        (said(416, "InvalidRange", "<ActualObjectSize>10</ActualObjectSize>"), asked(10), BadRange, "at or behind"),
+        (reply(206, b"345", content_range="bytes 3-5/10"), asked(2, 6), StorageError, "sent those from 3"),
+        (reply(206, b"23", content_range="bytes 2-3/10"), asked(2, 5), BrokenTransfer, "2 bytes came of 3"),
+        (said(404, "NoSuchKey"), asked(), KeyNotFound, "no object 'key' in S3Store"),
+        (said(404), asked(), KeyNotFound, "no object 'key' in S3Store"),
+        (said(404, "NoSuchBucket"), asked(), StoreNotFound, "there is no bucket 'bucket' at http://server"),
+        (said(412, "PreconditionFailed"), asked(), ObjectChanged, "has been replaced"),
+        (said(403, "AccessDenied"), asked(), AccessDenied, "do not allow it"),
+        (said(403, "SignatureDoesNotMatch"), asked(), AccessDenied, "the secret key does not belong"),
+        (said(403), asked(), AccessDenied, r"do not allow it .*\[403\]"),
+        (said(403, "RequestTimeTooSkewed"), asked(), AccessDenied, "clock"),
+        (said(400, "ExpiredToken"), asked(), CredentialsExpired, "have expired"),
+        (said(403, "TokenRefreshRequired"), asked(), CredentialsExpired, "have expired"),
+        (said(403, "InvalidToken"), asked(), CredentialsExpired, "session token"),
+        (said(503, "SlowDown"), asked(), Throttled, "answered 503 SlowDown: it says"),
+        (said(429), asked(), Throttled, "answered 429"),
+        (said(500, "InternalError"), asked(), ServerFailed, "answered 500 InternalError"),
+        (said(502), asked(), ServerFailed, "answered 502$"),
+        (said(400, "Strange"), asked(), StorageError, "answered 400 Strange: it says"),
+        (reply(504, b"<html><body>Gateway"), asked(), ServerFailed, "answered 504"),
+    ],
+)
+def test_failures_are_told_apart(found: Reply, request_: Request, error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error, match=sentence) as caught:
+        read(found, request_, ASKED)
+    assert type(caught.value) is error
+    assert isinstance(caught.value, StorageError)
+    assert caught.value.key == "key"
+    assert caught.value.status in (found.status, 0)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("7", 7), ("-1", 0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0)])
+def test_when_to_come_back_is_told(text: str, seconds: float) -> None:
+    with pytest.raises(Throttled) as caught:
+        read(said(503, "SlowDown", retry_after=text), asked(), ASKED)
+    assert caught.value.retry_after == seconds
+
+
+@pytest.mark.parametrize(
+    ("found", "moved"),
+    [
+        (said(301, "PermanentRedirect", x_amz_bucket_region="eu-north-1"), True),
+        (said(307, "TemporaryRedirect"), False),
+        (said(400, "AuthorizationHeaderMalformed", "<Region>eu-north-1</Region>"), True),
+        (reply(202), False),
+        (reply(206, b"x", content_range="lines 1-2"), False),
+        (reply(200, BODY, -1), False),  # cut, and nobody knows how long it is
+    ],
+)
+def test_what_is_seldom_is_left_to_others(found: Reply, moved: bool) -> None:
+    assert read(found, asked(), ASKED) is None
+    assert is_moved(found) == moved
+
+
+@pytest.mark.parametrize(
+    ("headers", "digests"),
+    [
+        ({"etag": f'"{MD5}"'}, {"md5": MD5}),
+        ({"etag": f'"{MD5}"', "x_amz_server_side_encryption": "AES256"}, {"md5": MD5}),
+        ({"etag": f'"{MD5}"', "x_amz_server_side_encryption": "aws:kms"}, {}),
+        ({"etag": f'"{MD5}"', "x_amz_server_side_encryption_customer_algorithm": "AES256"}, {}),
+        ({"etag": f'"{MD5}-3"'}, {}),
+        ({"etag": '"short"'}, {}),
+        ({"x_amz_checksum_crc32": "DUoRhQ=="}, {"crc32": "0d4a1185"}),
+        ({"x_amz_checksum_crc32": "DUoRhQ==-2"}, {}),
+        ({"x_amz_checksum_sha1": "?"}, {}),
+    ],
+)
+def test_digests_are_those_of_the_whole_object(headers: dict[str, Any], digests: dict[str, str]) -> None:
+    found = read(reply(**headers), asked(), ASKED)
+    assert found is not None
+    assert found.digests == digests
+    part = read(reply(206, BODY, content_range="bytes 0-9/20", **headers), asked(0, 10), ASKED)
+    assert part is not None
+    assert part.digests == {name: value for name, value in digests.items() if name == "md5"}

@@ -1,0 +1,123 @@
+"""Whoever makes the GETs, they are the same GETs."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+import pytest_asyncio
+
+from aloader.errors import AccessDenied, BadRange, KeyNotFound, ObjectChanged, StoreNotFound
+from aloader.storage import Request, S3Store
+from aloader.storage.s3.settings import ENGINES
+from aloader.testing.s3server import S3Server
+from tests.servers import BUCKET
+from tests.storage.s3.server import objects, store_at
+from tests.storage.test_conformance import ODD_KEYS
+
+BODY = bytes(range(256)) * 5000
+MD5 = hashlib.md5(BODY).hexdigest()
+RANGES = [(0, None), (0, 1), (5, 1000), (1000, None), (len(BODY) - 5, len(BODY) + 5), (0, len(BODY))]
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest_asyncio.fixture
+async def store(s3_server: S3Server, engine: str) -> AsyncIterator[S3Store]:
+    """With an object "key" and an empty one, "empty"."""
+    async with replace(s3_server.store(BUCKET, f"engines/{uuid4().hex}"), engine=engine) as store:
+        await store.put("key", BODY)
+        await store.put("empty", b"")
+        yield store
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_what_was_written_is_read_in_every_way(store: S3Store) -> None:
+    """Ranges come as asked, with size, version and digests; of an empty object every range is empty; keys are kept."""
+    version = (await anext(store.list("key"))).version
+    for start, stop in RANGES:
+        found = await store.fetch(Request("key", start, stop, version))
+        assert found.data == BODY[start:stop]
+        assert type(found.data) is bytes
+        assert (found.size, found.version) == (len(BODY), version)
+        assert found.digests.get("md5", MD5) == MD5
+    found = await store.fetch(Request("key", most=1000))
+    assert (found.data, found.size) == (BODY[:1000], len(BODY))
+    for start, stop in ((0, None), (0, 5), (3, 9), (3, None)):
+        assert (await store.fetch(Request("empty", start, stop)))[:2] == (b"", 0)
+    keys = [*ODD_KEYS, "double//slash", "-._~", "a:b@c!$'()*,"]
+    await asyncio.gather(*(store.put(key, key.encode()) for key in keys))
+    assert await asyncio.gather(*map(store.get, keys)) == [key.encode() for key in keys]
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_failures_are_told_apart(store: S3Store) -> None:
+    with pytest.raises(KeyNotFound, match="no object 'missing'"):
+        await store.get("missing")
+    with pytest.raises(BadRange):
+        await store.get("key", len(BODY), len(BODY) + 1)
+    with pytest.raises(ObjectChanged, match="has been replaced") as caught:
+        await store.fetch(Request("key", 0, 5, '"another"'))
+    assert caught.value.key == "key"
+    async with replace(store, bucket="no-such-bucket") as elsewhere:
+        with pytest.raises(StoreNotFound):
+            await elsewhere.get("key")
+    async with replace(store, secret_key="wrong") as wrong:
+        with pytest.raises(AccessDenied, match="the secret key does not belong"):
+            await wrong.get("key")
+
+
+OBSTORE_AND_FORK = """
+import asyncio, os, sys
+from aloader.errors import StorageError
+from aloader.storage import S3Store
+
+def store():
+    return S3Store("bucket", endpoint_url=sys.argv[1], access_key="a", secret_key="b", engine="obstore")
+
+async def get():
+    async with store() as opened:
+        return await opened.get("key")
+
+assert asyncio.run(get()) == b"here"
+if (child := os.fork()) == 0:
+    try:
+        asyncio.run(get())
+    except StorageError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+assert asyncio.run(get()) == b"here"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_obstore_is_refused_in_a_child_of_a_process_that_has_used_it() -> None:
+    async with objects(b"here") as server:
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", OBSTORE_AND_FORK, f"http://127.0.0.1:{server.port}", stdout=subprocess.PIPE
+        )
+        said, _ = await program.communicate()
+    assert program.returncode == 0
+    assert b'forked from one that had used obstore' in said
+    assert b'Use engine="lean"' in said
+
+
+@pytest.mark.asyncio
+async def test_a_missing_obstore_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    async with objects(b"here") as server:
+        with pytest.raises(ModuleNotFoundError, match=r'pip install "aloader\[obstore\]"'):
+            await store_at(server, engine="obstore").__aenter__()

@@ -1,0 +1,74 @@
+"""A store whose credentials come from a container's endpoint, and expire."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from aloader.errors import AccessDenied, CredentialsExpired
+from aloader.storage import S3Store
+from tests.storage.s3.server import access_key, container, error, objects
+from tests.storage.wire.scripted import Said, Scripted
+
+pytestmark = [pytest.mark.usefixtures("nothing_left", "nobody"), pytest.mark.asyncio]
+
+
+def store_at(server: Scripted, container: Scripted, monkeypatch: pytest.MonkeyPatch) -> S3Store:
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{container.port}/role")
+    return S3Store("bucket", endpoint_url=f"http://127.0.0.1:{server.port}")
+
+
+class Refusing:
+    """Refuses what is signed with old keys."""
+
+    def __init__(self) -> None:
+        self.refused: set[str] = set()
+
+    def __call__(self, request: bytes) -> list[Said] | None:
+        return [error(403, "ExpiredToken")] if access_key(request) in self.refused else None
+
+
+async def test_expired_credentials_are_renewed_once_for_all_for_the_next_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refusing = Refusing()
+    async with objects(b"here", refusing) as server, container() as role:
+        async with store_at(server, role, monkeypatch) as store:
+            assert await store.get("key") == b"here"
+            refusing.refused.add("key1")
+            failed = await asyncio.gather(*(store.get(f"{i}") for i in range(20)), return_exceptions=True)
+            assert {type(each) for each in failed} == {CredentialsExpired}
+            assert "hush-hush" not in f"{failed} {store!r}"
+            assert await store.get("key") == b"here"
+            assert len(role.requests) == 2
+            assert b"x-amz-security-token: token" in server.requests[-1]
+            assert await store.size("key") == 4  # aiobotocore has the new ones too
+            assert [access_key(request) for request in server.requests[-2:]] == ["key2", "key2"]
+            monkeypatch.setattr("aloader.storage.s3.credentials.ASKED_EVERY", 0)
+            refusing.refused.add("key2")
+            with pytest.raises(CredentialsExpired):  # and by aiobotocore's errors they are renewed as well
+                await anext(store.list())
+            assert await store.size("key") == 4
+            assert access_key(server.requests[-1]) == "key3"
+
+
+async def test_credentials_about_to_expire_are_asked_for_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    soon = (datetime.now(UTC) + timedelta(seconds=100)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    async with objects(b"here") as server, container(soon) as role, store_at(server, role, monkeypatch) as store:
+        for _ in range(5):
+            await asyncio.gather(*(store.get(f"{i}") for i in range(20)))
+        assert len(role.requests) <= 3
+        used = {access_key(request) for request in server.requests}
+        assert used <= {"key1", "key2", "key3"}
+
+
+async def test_given_credentials_that_have_expired_are_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with objects(b"", lambda _: [error(400, "ExpiredToken")]) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        async with S3Store("bucket", endpoint_url=url, access_key="a", secret_key="b", session_token="c") as store:
+            for attempt in (store.get("key"), store.put("key", b"")):
+                with pytest.raises(AccessDenied, match="the credentials have expired: renew them") as caught:
+                    await attempt
+                assert not isinstance(caught.value, CredentialsExpired)
