@@ -113,7 +113,8 @@ class Connection(asyncio.Protocol):
             return NO_REQUEST
         if asked.headers.get(b"expect", b"").lower() == b"100-continue":
             self._transport.write(CONTINUE)
-        if b"chunked" in asked.headers.get(b"transfer-encoding", b""):  # S3 wants to know the length, too
+        length = asked.headers.get(b"content-length", b"0")
+        if not length.isdigit() or b"transfer-encoding" in asked.headers:  # S3 wants to know the length, too
             self._last = True
             return NO_REQUEST
         return asked

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from aloader.testing.faults import Bucket, Fault, Faults, Latency, Plan, Plans
 from aloader.testing.s3answers import Answer, Asked, answer, error
@@ -39,6 +39,12 @@ class Served:
     busy: float = 0.0
 
 
+class Client(Protocol):
+    """A connection."""
+
+    def reset(self) -> None: ...
+
+
 class Service:
     """What the connections of one server share: the objects, the faults and the counters."""
 
@@ -57,7 +63,7 @@ class Service:
         self.served = Served()
         self.time = time
         self.number = 0
-        self.connections: set[Any] = set()
+        self.connections: set[Client] = set()
         self.set_faults(faults)
 
     def set_faults(self, faults: Faults) -> None:
@@ -104,12 +110,12 @@ class Service:
         except (ValueError, KeyError):
             return error("InvalidArgument", asked)
 
-    def connected(self, connection: object) -> None:
+    def connected(self, connection: Client) -> None:
         self.connections.add(connection)
         self.served.connections += 1
         self.served.open_connections += 1
 
-    def disconnected(self, connection: object) -> None:
+    def disconnected(self, connection: Client) -> None:
         self.connections.discard(connection)
         self.served.open_connections -= 1
 

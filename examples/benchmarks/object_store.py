@@ -3,6 +3,8 @@
     python examples/benchmarks/object_store.py [--quick] [--latency standard] [--size 102400] [--workers 1 2 4 8]
         [--order shuffled sequential] [--contender NAME ...] [--plots FOLDER] [--json FILE]
 
+Everything takes about three hours; `--quick` one minute. The rivals that are not installed are left out.
+
 **Method.** A `FaultServer` in a process of its own answers all contenders: with the latencies of S3 as they were
 measured, 55 MiB/s for a connection, a round trip more for a new one, and without faults. Its objects are made from
 their names, so that there are as many as one likes, and the consumer checks head, tail and order of all it gets, and
@@ -18,9 +20,9 @@ server is waited for until nobody asks it anything; what a loader holds in advan
 - *bare client*: as many processes without a loader, each with as many requests in flight as aloader's workers have, on
   the same store class; the bytes are counted and dropped
 
-The *ideal* is the number of requests in flight of aloader divided by the mean latency that the server has seen in
-aloader's turns. CPU is that of all processes but the server's. *Extra requests* are those that the server has counted
-beyond one for each sample.
+The ideal, *in flight ÷ latency*, is the number of requests that aloader may have in flight, divided by the mean time of
+an answer that the server has seen in aloader's turns. CPU is that of all processes but the server's. *Extra requests*
+are those that the server has counted beyond one for each sample.
 
 Machines differ, and this one's cores are shared between server and client: ratios count, rates do not.
 
@@ -242,7 +244,7 @@ class Bare:
 
     def close(self) -> None:
         for process in self._processes:
-            process.communicate()
+            process.communicate("\n")  # an end alone may not come: forked workers of others hold it open
 
 
 async def be_bare(url: str, cell: Cell, number: int) -> None:
@@ -262,7 +264,7 @@ async def be_bare(url: str, cell: Cell, number: int) -> None:
     async with open_store(url) as store:
         await store.get(objects.key(0))
         print(flush=True)
-        while line := await loop.run_in_executor(None, sys.stdin.readline):
+        while line := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
             done, end = 0, loop.time() + float(line)
             async with asyncio.TaskGroup() as group:
                 for _ in range(share_of(CONCURRENCY, cell.workers)):
@@ -391,11 +393,10 @@ def summary(measured: Measured) -> dict[str, Any]:
 # -- reporting ---------------------------------------------------------------------------------------------------------
 
 
-def ideal(cell: Cell, found: dict[str, dict[str, Any]]) -> float | None:
-    """Requests in flight of aloader divided by their latency."""
-    if "aloader" not in found:
-        return None
-    return share_of(CONCURRENCY, cell.workers) * cell.workers / max(found["aloader"]["latency"], 1e-9)
+def ideal(cell: Cell, found: dict[str, dict[str, Any]]) -> float:
+    """Requests in flight of aloader divided by the latency that its server had, or that of whoever comes first."""
+    latency = found.get("aloader", next(iter(found.values())))["latency"]
+    return share_of(CONCURRENCY, cell.workers) * cell.workers / max(latency, 1e-9)
 
 
 def report(cell: Cell, found: dict[str, dict[str, Any]]) -> str:
@@ -409,8 +410,7 @@ def report(cell: Cell, found: dict[str, dict[str, Any]]) -> str:
         speed = f"{rate.median:,.0f} ({rate.low:,.0f}–{rate.high:,.0f})"
         rest = [f"{row['extra']:+.1%}", f"{row['first']:.2f}"]
         rows.append([name, speed, str(share), f"{cpu.median:.2f}", *waits, *rest])
-    if (best := ideal(cell, found)) is not None:
-        rows.append(["ideal", f"{best:,.0f}", "", "", "", "", "", ""])
+    rows.append(["in flight ÷ latency", f"{ideal(cell, found):,.0f}", "", "", "", "", "", ""])
     return harness.table(head, rows)
 
 
@@ -422,27 +422,33 @@ def plot(results: list[dict[str, Any]], folder: Path) -> None:
     from matplotlib import pyplot
 
     folder.mkdir(parents=True, exist_ok=True)
-    for latency, order in sorted({(each["cell"]["latency"], each["cell"]["order"]) for each in results}):
-        mine = [each for each in results if (each["cell"]["latency"], each["cell"]["order"]) == (latency, order)]
-        sizes = sorted({each["cell"]["nbytes"] for each in mine})
+    groups: dict[tuple[str, str], dict[int, list[dict[str, Any]]]] = {}
+    for each in results:
+        cell = each["cell"]
+        groups.setdefault((cell["latency"], cell["order"]), {}).setdefault(cell["nbytes"], []).append(each)
+    for (latency, order), sizes in groups.items():
         figure, grid = pyplot.subplots(2, len(sizes), figsize=(5 * len(sizes), 8), squeeze=False)
-        for column, nbytes in enumerate(sizes):
-            for row, (what, title) in enumerate((("rates", "objects/s"), ("cpu", "client CPU s per 1,000 objects"))):
-                axes = grid[row][column]
-                for name in dict.fromkeys(name for each in mine for name in each["found"]):
-                    points = sorted(
-                        (each["cell"]["workers"], harness.median(each["found"][name][what]))
-                        for each in mine
-                        if each["cell"]["nbytes"] == nbytes and name in each["found"]
-                    )
-                    axes.plot(*zip(*points, strict=True), marker="o", label=name)
-                axes.set(title=f"{size_of(nbytes)}: {title}", xlabel="workers", xscale="log", yscale="log")
-                axes.grid(alpha=0.3)
+        for (nbytes, mine), (upper, lower) in zip(sorted(sizes.items()), grid.T, strict=True):
+            draw(upper, mine, "rates", f"{size_of(nbytes)}: objects/s")
+            best = [(each["cell"]["workers"], ideal(Cell(**each["cell"]), each["found"])) for each in mine]
+            upper.plot(*zip(*best, strict=True), color="gray", linestyle="--", label="in flight ÷ latency")
+            draw(lower, mine, "cpu", f"{size_of(nbytes)}: client CPU s per 1,000 objects")
         grid[0][0].legend()
-        figure.suptitle(f"S3 latency “{latency}”, {order}")
+        figure.suptitle(f"Latency of “{latency}”, {order}")
         figure.tight_layout()
         figure.savefig(folder / f"object_store-{latency}-{order}.png", dpi=120)
         pyplot.close(figure)
+
+
+def draw(axes: Any, results: list[dict[str, Any]], what: str, title: str) -> None:
+    """One line for each contender."""
+    workers = [each["cell"]["workers"] for each in results]
+    for name in results[0]["found"]:
+        axes.plot(workers, [harness.median(each["found"][name][what]) for each in results], marker="o", label=name)
+    axes.set(title=title, xlabel="workers", xscale="log", yscale="log")
+    axes.set_xticks(workers, [f"{number}" for number in workers], minor=False)
+    axes.set_xticks([], minor=True)
+    axes.grid(alpha=0.3)
 
 
 # -- the whole ---------------------------------------------------------------------------------------------------------

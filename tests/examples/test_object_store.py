@@ -1,4 +1,4 @@
-"""`examples/benchmarks/object_store.py` runs, checks what it gets, and draws."""
+"""`examples/benchmarks/object_store.py` runs, checks what it gets, by aloader and by its client alone."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ROOT = Path(__file__).parent.parent.parent
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
 
 
-def test_a_small_comparison_gives_figures_and_a_plot(tmp_path: Path) -> None:
+def test_a_small_comparison_gives_figures(tmp_path: Path) -> None:
     program = ROOT / "examples" / "benchmarks" / "object_store.py"
     contenders = ["--contender", "aloader", "bare client", "s3torchconnector"]
     settings = ["--quick", "--latency", "express", "--size", "4096", "--workers", "1", "--seconds", "0.2"]
-    written = ["--json", str(tmp_path / "found.json"), "--plots", str(tmp_path / "plots")]
+    written = ["--json", str(tmp_path / "found.json")]
     done = subprocess.run(
         [sys.executable, str(program), *settings, *contenders, *written],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "MPLCONFIGDIR": str(tmp_path)},
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=100,
@@ -33,4 +33,3 @@ def test_a_small_comparison_gives_figures_and_a_plot(tmp_path: Path) -> None:
     (result,) = json.loads((tmp_path / "found.json").read_text())["results"]
     assert set(result["found"]) == {"aloader", "bare client"}
     assert all(row["rates"][0] > 0 and row["cpu"][0] > 0 for row in result["found"].values())
-    assert [path.name for path in (tmp_path / "plots").iterdir()] == ["object_store-express-shuffled.png"]

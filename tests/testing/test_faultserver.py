@@ -115,10 +115,19 @@ async def test_a_connection_serves_one_request_after_the_other_however_they_come
 
 
 @pytest.mark.asyncio
-async def test_nonsense_is_answered_and_ends_the_connection() -> None:
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"what is this",
+        b"what is that?",
+        b"GET /bucket/key HTTP/1.1\r\nContent-Length: some",
+        b"PUT /bucket/key HTTP/1.1\r\nTransfer-Encoding: chunked",
+    ],
+)
+async def test_nonsense_is_answered_and_ends_the_connection(head: bytes) -> None:
     async with serving() as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(server.endpoint_url.rpartition(":")[2]))
-        came = await send(reader, writer, b"what is this\r\n\r\n")
+        came = await send(reader, writer, head + b"\r\n\r\n")
         assert came.status == 400
         assert await reader.read() == b""
         writer.close()
