@@ -105,6 +105,11 @@ class ObjectFolder:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.store!r}, {len(self.samples)} {self._kind} in {len(self.classes)} classes)"
 
+    @property
+    def draws_random_numbers(self) -> bool:
+        """Whether a sample may draw from the global generators: no, where nothing but `decode` is done to it."""
+        return not (self.transform is None is self.target_transform) or type(self).__getitem__ is not ObjectFolder.__getitem__
+
     def __len__(self) -> int:
         return len(self.samples)
 

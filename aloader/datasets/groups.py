@@ -71,6 +71,11 @@ class GroupedObjects:
     def __repr__(self) -> str:
         return f"GroupedObjects({self.store!r}, {len(self)} samples of {', '.join(self._members)})"
 
+    @property
+    def draws_random_numbers(self) -> bool:
+        """Whether a sample may draw from the global generators: no, where nothing but `decode` is done to it."""
+        return self.transform is not None or type(self).__getitem__ is not GroupedObjects.__getitem__
+
     def __len__(self) -> int:
         return len(self._members[self._first].keys)
 

@@ -191,6 +191,11 @@ class ObjectDataset:
     def __repr__(self) -> str:
         return f"ObjectDataset({self.store!r}, {len(self.keys)} keys)"
 
+    @property
+    def draws_random_numbers(self) -> bool:
+        """Whether a sample may draw from the global generators: no, where nothing but `decode` is done to it."""
+        return self.transform is not None or type(self).__getitem__ is not ObjectDataset.__getitem__
+
     def __len__(self) -> int:
         return len(self.keys)
 
