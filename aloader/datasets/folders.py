@@ -108,7 +108,8 @@ class ObjectFolder:
     @property
     def draws_random_numbers(self) -> bool:
         """Whether a sample may draw from the global generators: no, where nothing but `decode` is done to it."""
-        return not (self.transform is None is self.target_transform) or type(self).__getitem__ is not ObjectFolder.__getitem__
+        transforms = self.transform is not None or self.target_transform is not None
+        return transforms or type(self).__getitem__ is not ObjectFolder.__getitem__
 
     def __len__(self) -> int:
         return len(self.samples)
