@@ -145,11 +145,13 @@ def bounds_of(loader: Settings, slots: int, first: int = 0, first_slot: int = 0)
     and `first_slot` whose that is."""
     explicit = _explicit_prefetch(loader)
     credit = explicit or options.PREFETCH_FACTOR
+    shares, pure = loader.is_iterable, is_pure(loader._index_sampler)
+    narrow, far = credit * slots, 0
     if explicit is None and (loader.is_async or in_threads(loader)):
-        credit = options.async_credit(share_of(loader), loader.batch_size or 1)
-    narrow = credit * slots
-    shares = loader.is_iterable
-    wide = 2 * narrow if shares or is_pure(loader._index_sampler) else narrow
+        least = options.async_credit(share_of(loader), loader.batch_size or 1)
+        credit, narrow = least if shares else 2 * least, least * slots
+        far = options.FAR * narrow if pure and not shares else 0
+    wide = 2 * narrow if shares or pure else narrow
     own_bounds = explicit is not None or loader.memory_limit is not None or loader.is_async
     lean = None if own_bounds else options.LEAN_BYTES
     restarts = options.MAX_WORKER_RESTARTS + slots  # the loss of the template takes every worker, and is one fault
@@ -166,6 +168,7 @@ def bounds_of(loader: Settings, slots: int, first: int = 0, first_slot: int = 0)
         lean,
         first=first,
         first_slot=first_slot,
+        far_window=far,
         max_restarts=0 if shares else restarts,
         interchangeable=shares,
     )

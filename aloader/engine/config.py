@@ -23,6 +23,7 @@ class DispatcherConfig:
     max_restarts: int = options.MAX_WORKER_RESTARTS
     first: int = 0  #: the number of the first ticket: an epoch may go on where another left off
     first_slot: int = 0  #: whose it is
+    far_window: int = 0  #: drawn and not consumed where some are blocked by one that is late; 0: no more then either
     interchangeable: bool = False  #: tickets say nothing but "the next batch of yours": an iterable dataset
 
     def __post_init__(self) -> None:

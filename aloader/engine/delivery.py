@@ -11,7 +11,7 @@ class Delivery:
     A seq that is skipped lands as None: nothing leaves in its place.
     """
 
-    __slots__ = ("in_order", "landed", "left", "next", "passed", "unconsumed")
+    __slots__ = ("blocked", "in_order", "landed", "left", "next", "passed", "unconsumed")
 
     def __init__(self, *, in_order: bool, first: int = 0) -> None:
         self.in_order = in_order
@@ -19,6 +19,7 @@ class Delivery:
         self.unconsumed: dict[int, int] = {}
         self.next = first  # the lowest seq that has not left; stays the first without order
         self.left = 0  # how many have
+        self.blocked = 0  # how many outcomes wait for one before them
         self.passed = 0  # how many were skipped in their turn
 
     def land(self, seq: int, outcome: Deliver | Raise, reserved: int, commands: list[Command]) -> None:
@@ -27,6 +28,7 @@ class Delivery:
             self._leave(seq, outcome, reserved, commands)
             return
         self.landed[seq] = outcome, reserved
+        self.blocked += 1
         self._advance(commands)
 
     def skip(self, seq: int, commands: list[Command]) -> None:
@@ -44,6 +46,7 @@ class Delivery:
             if entry is None:
                 self.passed += 1
             else:
+                self.blocked -= 1
                 self._leave(self.next, *entry, commands)
             self.next += 1
 
@@ -63,3 +66,4 @@ class Delivery:
         landed = (entry[0] for entry in self.landed.values() if entry is not None)
         commands += [Discard(outcome.batch) for outcome in landed if isinstance(outcome, Deliver)]
         self.landed.clear()
+        self.blocked = 0

@@ -27,7 +27,8 @@ What holds after every event:
     numbers with `in_order=True`.
 2.  A slot holds at most `credit` tickets, all given to its present generation; an ended or starting slot holds none.
     What is said in the name of another generation, or of a ticket the slot does not hold, changes nothing.
-3.  At most `window` tickets are drawn (or being drawn) and not consumed.
+3.  At most `window` tickets are drawn (or being drawn) and not consumed; more, up to `far_window`, by as many as are
+    landed and blocked by one before them.
 4.  Reservations add up to at most `memory_limit`, but for one ticket that goes ahead (`Work.goes_ahead`) and for what
     arrives larger than its worker had asked for.
 5.  No ticket waits that could go: the lowest that waits for memory may not have it, and every queue whose lane has a
@@ -102,8 +103,9 @@ class Dispatcher:
         self._config = config
         self._delivery = Delivery(in_order=config.in_order, first=config.first)
         self._work = Work(config, self._delivery)
-        wide_bytes = min(config.wide_window_bytes, config.memory_limit // 4)
-        self._window = Window(config.narrow_window, config.window, wide_bytes)
+        much = config.memory_limit // 4
+        windows = config.narrow_window, config.window, config.far_window
+        self._window = Window(*windows, min(config.wide_window_bytes, much), much)
         self._drawn = config.first  # the number of the next ticket
         self._failed = 0
         self._skipped = 0
@@ -122,6 +124,8 @@ class Dispatcher:
             self._after_close(event, commands)
             return commands
         _HANDLERS[type(event)](self, event, commands)
+        if self._delivery.blocked:
+            self._draw(commands)
         if self._work.memory.waiting:
             self._work.serve(commands)
         return commands
@@ -153,7 +157,7 @@ class Dispatcher:
         self._finish_if_done(commands)
 
     def _draw(self, commands: list[Command]) -> None:
-        if self._drawing and (count := self._window.ask()):
+        if self._drawing and (count := self._window.ask(self._delivery.blocked)):
             commands.append(Draw(count))
 
     # -- what workers say -------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def check(dispatcher: Dispatcher) -> None:
         for lane in _lanes(work):
             _check_lane(lane, work, config.credit)
         _check_nothing_waits_in_vain(work)
-        _check_window(dispatcher._window, unfinished, drawing=dispatcher._drawing)
+        _check_window(dispatcher._window, unfinished, dispatcher._delivery, drawing=dispatcher._drawing)
         assert not dispatcher._finished or dispatcher._window.outstanding == 0, "finished before the end"
 
 
@@ -122,7 +122,8 @@ def _check_nothing_waits_in_vain(work: Work) -> None:
             assert work.tickets[lane.queue[0]].wants is not None, "a ticket waits although a slot could take it"
 
 
-def _check_window(window: Window, unfinished: int, *, drawing: bool) -> None:
+def _check_window(window: Window, unfinished: int, delivery: Delivery, *, drawing: bool) -> None:
     assert window.pending >= 0
     assert window.outstanding == unfinished + window.pending, "the window does not add up"
-    assert not drawing or window.outstanding >= window.size, "a draw was forgotten"
+    assert delivery.blocked == sum(entry is not None for entry in delivery.landed.values())
+    assert not drawing or window.outstanding >= window.bound(delivery.blocked), "a draw was forgotten"

@@ -113,7 +113,15 @@ class Oracle:
     def window(self) -> int:
         few = min(self.config.wide_window_bytes, self.config.memory_limit // 4)
         small = self.latest is not None and self.latest * self.config.window <= few
-        return self.config.window if small else self.config.narrow_window
+        size = self.config.window if small else self.config.narrow_window
+        if self.latest is None or self.latest * self.config.far_window > self.config.memory_limit // 4:
+            return size
+        return max(size, min(self.config.far_window, size + len(self.blocked())))
+
+    def blocked(self) -> list[Fate]:
+        """What has its outcome, and may not leave before another."""
+        late = min((fate.seq for fate in self.fates if fate.state in ("queued", "held")), default=len(self.fates))
+        return [fate for fate in self.those("landed") if self.config.in_order and late < fate.seq]
 
     def outstanding(self) -> int:
         return self.pending + sum(fate.state not in ("consumed", "skipped") for fate in self.fates)
@@ -382,7 +390,7 @@ class Oracle:
     def _check_bounds(self) -> None:
         for slot in range(self.config.slots):
             assert len(self.held_by(slot)) <= self.config.credit
-        assert self.outstanding() <= self.config.window
+        assert self.outstanding() <= max(self.config.window, self.config.far_window)
         within = sum(fate.reserved - fate.excess for fate in self.fates if not fate.ahead)
         assert within <= self.config.memory_limit
         ahead = [fate for fate in self.fates if fate.ahead and fate.state != "consumed"]

@@ -94,6 +94,30 @@ def test_the_window_widens_when_batches_turn_out_small_and_narrows_when_they_gro
     assert dispatcher.statistics().window == 4
 
 
+def test_what_is_blocked_by_a_late_batch_does_not_count_up_to_the_far_window() -> None:
+    dispatcher = make(credit=4, far_window=6, memory_limit=4 * 60)
+    opened(dispatcher, 4, 0, 1)
+    assert of(Draw, tell(dispatcher, arrived(1, 1))) == [Draw(1)]
+    assert of(Draw, tell(dispatcher, Drawn(4), arrived(1, 3))) == [Draw(1)]
+    assert of(Draw, tell(dispatcher, Drawn(5), arrived(0, 2))) == []  # six in all
+    assert of(Deliver, tell(dispatcher, arrived(0, 0))) != []
+    assert of(Draw, tell(dispatcher, Consumed(0), Consumed(1))) == []  # nothing is blocked: they count again
+    assert of(Draw, tell(dispatcher, Consumed(2))) == [Draw(1)]
+
+
+def test_an_error_can_be_blocked_too() -> None:
+    dispatcher = make(credit=4, far_window=6)
+    opened(dispatcher, 4, 0, 1)
+    assert of(Draw, tell(dispatcher, TicketFailed(1, 0, 3, "no"))) == []  # no batch yet: its size is not known
+    assert of(Draw, tell(dispatcher, arrived(1, 1))) == [Draw(2)]
+
+
+def test_where_so_many_batches_take_too_much_memory_there_is_no_far_window() -> None:
+    dispatcher = make(credit=4, far_window=6, memory_limit=4 * 60 - 1)
+    opened(dispatcher, 4, 0, 1)
+    assert of(Draw, tell(dispatcher, arrived(1, 1))) == []
+
+
 def test_a_quarter_of_the_memory_limit_bounds_the_wide_window_too() -> None:
     dispatcher = make(window=8, memory_limit=319)
     opened(dispatcher, 4, 0, 1)

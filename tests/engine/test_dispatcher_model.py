@@ -54,6 +54,7 @@ def configs(draw: st.DrawFn, *, in_order: bool, interchangeable: bool) -> Dispat
         max_restarts=0 if interchangeable else draw(st.integers(0, 4)),
         first=draw(st.sampled_from([0, 0, 7])),
         first_slot=draw(st.integers(0, slots - 1)),
+        far_window=draw(st.sampled_from([0, 0, 2 * narrow, 5 * narrow])),
         interchangeable=interchangeable,
     )
 

@@ -54,6 +54,7 @@ def config_of(random: Random, *, in_order: bool) -> DispatcherConfig:
         first_allowance=random.choice([1, 30]),
         first=random.choice([0, 5]),
         first_slot=random.randrange(slots),
+        far_window=random.choice([0, 5 * narrow]),
     )
 
 
