@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 
 import pytest
 from httptools import HttpResponseParser
@@ -37,6 +38,9 @@ def test_the_memory_that_was_received_into_is_what_is_handed_out(run: Run, size:
                 body = answer.reply().body
                 assert len(body) == size
                 assert answer.reply().body is body  # no loop holds on to a view, which would make it a copy
+                left = weakref.ref(answer)
+                del answer
+                assert left() is None  # the connection does not keep it
             connection.close()
             await lost.wait()
 
