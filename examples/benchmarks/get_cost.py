@@ -16,7 +16,28 @@ and not the server). Ratios are taken within a round.
 - *aiohttp*: the same signer as aloader's, and `ClientSession.get`
 - *obstore*: `get_async` and `bytes_async`, copied into `bytes`; its threads use other cores
 
-**Result.** RESULT
+**Result.** 2 cores (x86-64) that had other work too, server and client on the same two; Python 3.11, aiobotocore 3.10,
+aiohttp 3.14, obstore 0.12; medians of 7 rounds (lowest–highest), asyncio's loop. Trust the ratios.
+
+| 64 KiB, 64 in flight | CPU ms per GET | times less | GET/s | times faster |
+|---|---|---|---|---|
+| aloader | 0.06 (0.04–0.10) | 20.6 (15.2–23.3) | 10,190 | 17.1 (8.3–22.9) |
+| aiobotocore | 1.02 (0.92–1.80) | 1 | 900 | 1 |
+| aiohttp | 0.16 (0.14–0.24) | 6.7 (5.9–10.3) | 3,780 | 6.0 (3.6–17.5) |
+| obstore | 0.25 (0.21–0.30) | 4.6 (3.3–8.2) | 4,270 | 5.2 (4.0–20.3) |
+
+| 8 MiB ranges, 16 in flight | CPU s per GB | times less | MB/s | times faster |
+|---|---|---|---|---|
+| aloader | 0.25 (0.23–0.31) | 3.7 (2.6–5.3) | 2,290 | 2.9 (1.7–5.0) |
+| aiobotocore | 0.85 (0.78–1.33) | 1 | 990 | 1 |
+| aiohttp | 0.56 (0.43–0.61) | 2.0 (1.4–2.2) | 1,390 | 1.9 (0.9–2.0) |
+| obstore | 0.60 (0.55–0.68) | 1.5 (1.2–2.4) | 1,240 | 1.8 (1.1–2.4) |
+
+On uvloop: 19.2 (18.0–22.5) times less CPU for a small GET, 5.2 (3.0–7.2) times less for large ranges, which come 3.0
+(1.8–4.6) times faster. Of a small GET's 50 µs about 15 are Python's (signing 3, the parser and the copy of the body 5,
+reading the answer 2), the rest are the two system calls and the loop. Of a large range's time nine tenths are the
+kernel's, which copies into memory that is touched for the first time: receiving in smaller pieces, or into a small
+buffer and copying from there, takes 1.3 to 2 times as much CPU.
 """
 
 from __future__ import annotations

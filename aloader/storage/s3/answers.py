@@ -10,7 +10,6 @@ import binascii
 import re
 from collections.abc import Mapping
 from typing import Final
-from xml.etree import ElementTree
 
 from aloader.errors import BadRange, BrokenTransfer, StorageError
 from aloader.storage.base import NO_DIGESTS, Request, Response
@@ -72,6 +71,8 @@ def is_moved(reply: Reply) -> bool:
 
 def said_by(reply: Reply) -> Said:
     """What the server says of its failure. Proxies and gateways answer in other formats: then the status says it."""
+    from xml.etree import ElementTree  # a package that only failures need
+
     headers = reply.headers
     fields: dict[str, str] = {}
     try:

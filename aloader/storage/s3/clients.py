@@ -31,6 +31,7 @@ class Clients:
         self._session: Any = None
         self._client: Any = None
         self._building = asyncio.Lock()
+        self._looked = False
         self.credentials: Credentials | Given | None = None  # None: anonymous
         if settings.keys is not None:
             self.credentials = Given(settings.keys)
@@ -81,8 +82,7 @@ class Clients:
         session = await self._get_session()
         if isinstance(self.credentials, Credentials):
             await session.get_credentials()  # they may take connections: on this loop, and then they are known
-        context = await asyncio.to_thread(_context, session, self._settings)
-        client = await asyncio.to_thread(asyncio.run, context.__aenter__())
+        context, client = await asyncio.to_thread(_client, session, self._settings)
         self._built.push_async_exit(context)
         client.meta.events.register_first("needs-retry.s3", refused_at_once)
         return client
@@ -93,12 +93,14 @@ class Clients:
         return self._session
 
     async def _look(self) -> Any:
-        """Through the whole chain of places where credentials may be, with a new session: sessions remember. The next
-        client has it too; the old one is kept until the store is closed, since requests may be under way on it."""
-        session = await asyncio.to_thread(_session, self._loader)
-        found = await session.get_credentials()
-        self._session, self._client = session, None
-        return found
+        """Through the chain of places where credentials may be. Sessions remember what they have found: so from the
+        second time on with a new one, and the next client has it too. The old client is kept until the store is closed,
+        since requests may be under way on it."""
+        if self._looked:
+            self._session, self._client = await asyncio.to_thread(_session, self._loader), None
+        session = await self._get_session()
+        self._looked = True
+        return await session.get_credentials()
 
 
 # In threads.
@@ -136,11 +138,12 @@ def _session(loader: Any) -> Any:
     return session
 
 
-def _context(session: Any, settings: Settings) -> Any:
+def _client(session: Any, settings: Settings) -> tuple[Any, Any]:
+    """A client, and the context by which it is closed."""
     from aiobotocore.config import AioConfig
 
     keys = settings.keys
-    return session.create_client(
+    context = session.create_client(
         "s3",
         endpoint_url=settings.endpoint_url,
         region_name=settings.region_for(session),
@@ -149,4 +152,4 @@ def _context(session: Any, settings: Settings) -> Any:
         aws_session_token=(keys.token or None) if keys else None,
         config=AioConfig(**settings.client_config()),
     )
-
+    return context, asyncio.run(context.__aenter__())

@@ -101,8 +101,6 @@ def explained(asked: Asked) -> Iterator[None]:
     except ClientError as error:
         raise answered(_said(error.response), asked) from error
     except (BotoCoreError, BrokenBody, TimeoutError) as error:
-        if isinstance(error, StorageError):
-            raise
         raise _unanswered(error, asked) from error
 
 

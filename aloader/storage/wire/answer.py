@@ -42,8 +42,10 @@ class Reply(NamedTuple):
 class Answer:
     """An answer that is being received."""
 
-    __slots__ = ("_at", "_interim", "_memory", "_most", "_parser", "_pieces", "_view", "_wanted", "done", "fed",
-                 "headed", "headers", "keep", "length", "status")  # fmt: skip
+    __slots__ = (
+        "__weakref__", "_at", "_interim", "_memory", "_most", "_parser", "_pieces", "_view", "_wanted", "done", "fed",
+        "headed", "headers", "keep", "length", "status",
+    )  # fmt: skip
 
     def __init__(self, parser: type[Any], most: int | None = None) -> None:
         """`parser` is `httptools.HttpResponseParser`."""
@@ -115,6 +117,7 @@ class Answer:
 
     def broken(self, why: str, *, stalled: bool = False) -> BrokenTransfer:
         """What to raise if it will never be done: with what has come of the body, if that is an object's."""
+        self._parser = None
         here = b""
         if self.status in (200, 206):
             here = bytes(self._view[: self._at]) if self._view is not None else self._joined()

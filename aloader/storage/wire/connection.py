@@ -37,7 +37,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def received(self) -> int:
-        """Bytes of the answer under way, or of the last one."""
+        """Bytes of the answer under way, or of the one that broke."""
         return 0 if self._answer is None else self._answer.fed
 
     async def ask(self, request: bytes, most: int | None) -> Answer:
@@ -46,10 +46,15 @@ class Connection(asyncio.BufferedProtocol):
         self._answer = answer = Answer(self._parser, most)
         if self._transport is None:
             raise answer.broken("the connection broke")
-        self._future = asyncio.get_running_loop().create_future()
+        self._future = future = asyncio.get_running_loop().create_future()
         self._transport.write(request)
-        await self._future
-        self._future = None
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                future.exception()  # seen, else asyncio complains that nobody has
+            raise
+        self._answer = self._future = None  # a kept connection must not keep the body
         return answer
 
     def give_up(self, error: Callable[[Answer], Exception]) -> None:

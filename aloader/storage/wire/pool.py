@@ -123,7 +123,8 @@ class Pool:
             if not waiter.done():
                 waiter.set_exception(self._not_open())
         for connecting in self._connecting:
-            connecting.reschedule(self._loop.time())
+            if not connecting.expired():
+                connecting.reschedule(self._loop.time())
         for connection in list(self._open):
             connection.give_up(lambda _: self._not_open())
         if self._timer is not None:
@@ -188,6 +189,8 @@ class Pool:
 
     async def _connect(self) -> Connection:
         """A new connection, to the first of the host's addresses that takes it."""
+        if self._closed:
+            raise self._not_open()
         try:
             addresses = await self._limited(self._addresses.in_turn())
         except _Failed as failed:

@@ -133,7 +133,7 @@ def test_a_cancelled_task_leaves_the_asking_to_the_next() -> None:
     async def main() -> None:
         credentials = Credentials(Source().find)
         first, second = (asyncio.ensure_future(credentials.get(100)) for _ in range(2))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # sleep: into the midst of the first one's asking, in virtual time
         first.cancel()
         assert await second == Keys("access2", "secret")
         await asyncio.wait([first])

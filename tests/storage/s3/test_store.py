@@ -153,7 +153,7 @@ async def test_what_had_come_of_a_range_begins_where_it_was_asked_for() -> None:
 @pytest.mark.asyncio
 async def test_a_slow_body_is_given_up() -> None:
     async with objects(b"", lambda _: [answer(200, bytes(100_000), ETag=ETAG)[:-1]]) as server:
-        async with store_at(server, stall_after=0.04) as store:
+        async with store_at(server, stall_after=0.1) as store:
             with pytest.raises(BrokenTransfer, match="slower than 16,384 bytes/s") as caught:
                 await store.get("key")
             assert caught.value.stalled
