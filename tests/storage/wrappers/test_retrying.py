@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 import random
+import weakref
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
 from aloader import errors
-from aloader.storage import Request, Response, Retrying, Store
+from aloader.storage import Hedged, Request, Response, Retrying, Store
 from aloader.storage.wrappers.queueing import QUEUEING
 from aloader.storage.wrappers.wrapper import Wrapper
 from aloader.testing.simloop import simulate
@@ -163,6 +165,32 @@ def test_size_is_tried_again_and_stats_tell() -> None:
 
     stats = during(store, both())[0]
     assert (stats.requests, stats.retries, stats.resumed, stats.failed) == (2, 2, 1, 0)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_broke_is_not_kept_longer_than_it_is_of_use(fails: bool) -> None:
+    alive: list[weakref.ref[Exception]] = []
+
+    def breaks(request: Request, answer: Response) -> Response:
+        raise kept(broken(b"012"))
+
+    def kept(error: Exception) -> Exception:
+        alive.append(weakref.ref(error))
+        return error
+
+    store = Retrying(Hedged(Scripted([breaks, *[breaks] * 9 * fails], k=b"0123456789")), 2)
+
+    async def main() -> None:
+        async with store:
+            gc.disable()
+            try:
+                await asyncio.gather(store.get("k"), return_exceptions=True)
+                await asyncio.sleep(0)  # the loop lets go of it
+                assert [error() for error in alive] == [None] * (1 + fails)
+            finally:
+                gc.enable()
+
+    simulate(main)
 
 
 def test_cancelling_ends_the_attempt_and_is_not_an_error() -> None:
