@@ -69,8 +69,11 @@ class Retrying(StatefulWrapper[_Counts]):
     requests of a loop may make without success. Successes fill it again. The error is then of the same type as the last
     one, and tells how many attempts there were.
 
-    A body that broke off is resumed: only the rest is asked for, of the same version. If the object was replaced
-    meanwhile, it is read from the front, once.
+    A body that broke off is resumed: only the rest is asked for, of the same version, and attempts are counted anew. If
+    the object was replaced meanwhile, it is read from the front, once.
+
+    The deadline is for one request: of a large object, for each of its parts. 8 MiB in 60 s are 140 KB/s; where a line
+    is slower than that, for all that is in flight, raise it, or let less be in flight.
 
     `size` is retried too. `list` and `put` are left to the store: a listing goes on page by page, which only the store
     can repeat, and of a put that broke off nobody knows whether it took place.
@@ -127,14 +130,15 @@ class Retrying(StatefulWrapper[_Counts]):
                     counts.failed += 1
                     raise self._too_late(key, attempts, clock, last) from last
                 except Exception as error:
-                    last = error
-                    delay = attempts.again(error, clock.now, clock.left, assembly.resumed, counts.jitter)
+                    last, resumed = error, assembly.resumed
+                    if assembly.keep(error):
+                        attempts.progressed()
+                    delay = attempts.again(error, clock.now, clock.left, resumed, counts.jitter)
                     if delay is None:
                         counts.failed += 1
                         if not isinstance(error, StorageError) or (attempts.made == 1 and not attempts.why_not):
                             raise
                         raise _summed_up(error, attempts, clock.spent, attempts.why_not) from error
-                    assembly.keep(error)
                 else:
                     attempts.succeeded(clock.now)
                     return answer
