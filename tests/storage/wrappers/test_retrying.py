@@ -46,6 +46,11 @@ def test_what_fails_once_is_asked_for_again() -> None:
     assert inner.opened == 0
 
 
+def test_a_store_that_says_how_long_to_wait_is_left_alone_for_so_long() -> None:
+    store = Retrying(Scripted([errors.Throttled("slow down", retry_after=3.0)], k=b""), first_delay=1.0)
+    assert 3.0 <= during(store, store.get("k"))[1] <= 4.0
+
+
 def test_the_error_is_of_the_last_ones_type_and_says_how_often_it_was_tried() -> None:
     inner = Scripted([FAILED] * 9, k=b"")
     store = Retrying(inner, 3, first_delay=1.0)
