@@ -212,7 +212,10 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         first = failures.exceptions[0]
     else:
         return [task.result() for task in tasks]
-    raise first  # out here, since `from None` would take its cause away
+    try:
+        raise first  # out here, since `from None` would take its cause away
+    finally:
+        del first  # it would keep itself alive by its traceback
 
 
 def check_key(key: str) -> str:

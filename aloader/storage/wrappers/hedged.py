@@ -75,7 +75,10 @@ class Hedged(StatefulWrapper[Hedges]):
         else:
             outcome = await _race(self.store, request, legs, hedges, threshold)
         if isinstance(outcome, Exception):
-            raise outcome
+            try:
+                raise outcome
+            finally:
+                del outcome  # it would keep itself alive by its traceback, and all that it has received
         if not legs[0].failed:
             hedges.first_took(latencies, threshold, legs[0].seconds)
         return outcome

@@ -12,6 +12,9 @@ it grows along a cubic: fast to where it was before, slowly around it, faster ag
 says why several that share a path so end up with equal shares: what all gain is the same, what each loses is in
 proportion).
 
+How long answers take is not looked at, as it is between services (TCP Vegas, Netflix' gradient): object stores answer
+as fast under load as without, until they refuse; and what slows answers down here is most often this machine.
+
 Both shrink at most once per round trip, and once per moment (the time over which rates are measured): only by the
 refusal of a request that was sent after they last shrank. Nor does every refusal count. Stores refuse one request in a
 thousand for reasons of their own; to slow down for each would end at a crawl. Only when more than `TOLERATED` of the

@@ -125,12 +125,13 @@ class _Reading:
         if self._size < 0:
             self._size, self._version, self._digests = answer.size, answer.version, answer.digests
             length = self._request.end(answer.size) - self._request.start
-            self._target.seek(max(0, length - 1))
-            self._target.write(bytes(min(1, length)))  # grow once: else the bytes are moved with every part
+            if length > 0:
+                self._target.seek(length - 1)
+                self._target.write(b"\0")  # grow once: else the bytes are moved with every part
         self._target.seek(start - self._request.start)
         self._target.write(answer.data)
 
 
 def _is_short(answer: Response, start: int, stop: int) -> bool:
-    """Or too long."""
-    return len(answer.data) != min(stop, answer.size) - start
+    """Or too long. An object that is empty has all ranges, and they are empty."""
+    return len(answer.data) != max(0, min(stop, answer.size) - start)

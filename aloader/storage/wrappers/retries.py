@@ -165,6 +165,10 @@ class Attempts:
         self.why_not = "the next would be too late"
         return None
 
+    def progressed(self) -> None:
+        """The last attempt brought some bytes that are kept: it did not fail altogether, and is not counted as if."""
+        self._failed = -1
+
     def succeeded(self, now: float) -> None:
         self.made += 1
         self.budget.success(now, self.taken)
@@ -212,19 +216,22 @@ class Assembly:
         begin = self.request.start + self._got
         return Request(self.request.key, begin, self._end, self._version) if begin < self._end else None
 
-    def keep(self, error: BaseException) -> None:
-        """An attempt has failed: keep what had come by then, if one can tell what it is a part of."""
+    def keep(self, error: BaseException) -> bool:
+        """An attempt has failed: keep what had come by then, if one can tell what it is a part of. Whether there was
+        any."""
         if isinstance(error, ObjectChanged):
             self._pieces, self._got = [], 0
         if not (isinstance(error, BrokenTransfer) and error.received and error.version and error.size >= 0):
-            return
+            return False
         if not self._pieces:
             self._version, self._size = error.version, error.size
             self._end = self.request.end(error.size)
-        if error.version == self._version:
-            received = error.received[: self._end - self.request.start - self._got]
-            self._pieces.append(received)
-            self._got += len(received)
+        if error.version != self._version:
+            return False
+        received = error.received[: self._end - self.request.start - self._got]
+        self._pieces.append(received)
+        self._got += len(received)
+        return True
 
     def whole(self, answer: Response | None) -> Response:
         """The answer to the request, now that the rest has come (None: there was none)."""

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from random import Random
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from aloader.errors import BrokenTransfer, StorageError
 from aloader.storage.base import Request, Response, Store
@@ -69,8 +69,11 @@ class Retrying(StatefulWrapper[_Counts]):
     requests of a loop may make without success. Successes fill it again. The error is then of the same type as the last
     one, and tells how many attempts there were.
 
-    A body that broke off is resumed: only the rest is asked for, of the same version. If the object was replaced
-    meanwhile, it is read from the front, once.
+    A body that broke off is resumed: only the rest is asked for, of the same version, and attempts are counted anew. If
+    the object was replaced meanwhile, it is read from the front, once.
+
+    The deadline is for one request: of a large object, for each of its parts. 8 MiB in 60 s are 140 KB/s; where a line
+    is slower than that, for all that is in flight, raise it, or let less be in flight.
 
     `size` is retried too. `list` and `put` are left to the store: a listing goes on page by page, which only the store
     can repeat, and of a put that broke off nobody knows whether it took place.
@@ -118,35 +121,37 @@ class Retrying(StatefulWrapper[_Counts]):
         clock = _Clock(self.policy.deadline)
         attempts = Attempts(self.policy, counts.budget, clock.now)
         last: BaseException | None = None
-        while True:
-            try:
-                answer = await clock.bound(attempt)
-            except _TooLate:
-                attempts.made += 1
-                counts.failed += 1
-                self._too_late(key, attempts, clock, last)
-            except Exception as error:
-                last = error
-                delay = attempts.again(error, clock.now, clock.left, assembly.resumed, counts.jitter)
-                if delay is None:
+        try:
+            while True:
+                try:
+                    answer = await clock.bound(attempt)
+                except _TooLate:
+                    attempts.made += 1
                     counts.failed += 1
-                    if not isinstance(error, StorageError) or (attempts.made == 1 and not attempts.why_not):
-                        raise
-                    raise _summed_up(error, attempts, clock.spent, attempts.why_not) from error
-                assembly.keep(error)
-            else:
-                attempts.succeeded(clock.now)
-                return answer
-            counts.retries += 1
-            await asyncio.sleep(delay)
+                    raise self._too_late(key, attempts, clock, last) from last
+                except Exception as error:
+                    last, resumed = error, assembly.resumed
+                    if assembly.keep(error):
+                        attempts.progressed()
+                    delay = attempts.again(error, clock.now, clock.left, resumed, counts.jitter)
+                    if delay is None:
+                        counts.failed += 1
+                        if not isinstance(error, StorageError) or (attempts.made == 1 and not attempts.why_not):
+                            raise
+                        raise _summed_up(error, attempts, clock.spent, attempts.why_not) from error
+                else:
+                    attempts.succeeded(clock.now)
+                    return answer
+                counts.retries += 1
+                await asyncio.sleep(delay)
+        finally:
+            last = None  # it would keep itself alive by its traceback, and all that it has received
 
-    def _too_late(self, key: str, attempts: Attempts, clock: _Clock, last: BaseException | None) -> NoReturn:
-        why = f"deadline={self.policy.deadline:g} was over"
-        if isinstance(last, StorageError):
-            raise _summed_up(last, attempts, clock.spent, why) from last
-        said = f"cannot read {key!r} from {innermost(self.store)!r}: it takes too long"
-        silent = BrokenTransfer(said, key, stalled=True)
-        raise _summed_up(silent, attempts, clock.spent, why)
+    def _too_late(self, key: str, attempts: Attempts, clock: _Clock, last: BaseException | None) -> StorageError:
+        if not isinstance(last, StorageError):
+            said = f"cannot read {key!r} from {innermost(self.store)!r}: it takes too long"
+            last = BrokenTransfer(said, key, stalled=True)
+        return _summed_up(last, attempts, clock.spent, f"deadline={self.policy.deadline:g} was over")
 
 
 class _TooLate(Exception):  # noqa: N818
@@ -190,6 +195,7 @@ class _Clock(Listener):
             raise
         finally:
             QUEUEING.reset(token)
+            self._timeout = None  # it holds the task, which holds the error, whose traceback holds this
 
     def waits(self) -> None:
         if self._outside is not None:

@@ -21,7 +21,7 @@ def test_the_threshold_is_the_quantile_of_what_was_observed(
     for _ in range(1000):
         latencies.add(median * random.lognormvariate(0, sigma))
     above = sum(median * random.lognormvariate(0, sigma) > latencies.threshold for _ in range(1000)) / 1000
-    assert above == pytest.approx(1 - quantile, abs=0.05)
+    assert above == pytest.approx(1 - quantile, abs=0.08)
 
 
 def test_there_is_none_before_enough_was_observed() -> None:

@@ -11,11 +11,11 @@ from random import Random
 
 import pytest
 
-from aloader.errors import NotOpen, Throttled
+from aloader.errors import NotOpen, ServerFailed, Throttled
 from aloader.storage import Limited, Request, Response, Retrying, Store
 from aloader.storage.permits import PERMITS, Permits
 from aloader.testing.simloop import simulate
-from tests.storage.wrappers.fakes import Scripted, seeded
+from tests.storage.wrappers.fakes import Scripted, Step, seeded
 
 
 def test_no_more_than_the_limit_are_in_flight_and_they_go_in_the_order_they_came() -> None:
@@ -62,6 +62,38 @@ def test_turns_of_cancelled_requests_go_to_the_next(seed: int) -> None:
             assert (stats.in_flight, stats.waiting) == (0, 0)
             await asyncio.gather(store.get("k"), store.get("k"))
         assert inner.most_in_flight == 2
+
+    simulate(main, seed)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_everybody_gets_a_turn_whatever_is_refused_and_given_up_and_whoever_deals_shares(seed: int) -> None:
+    random = Random(seed)
+    throttled = Throttled("slow down", retry_after=0.1)
+    outcomes: list[Step | tuple[Step, ...]] = [0.03, (0.01, throttled), ServerFailed("500")]
+    inner = Scripted(random.choices(outcomes, [3, 2, 1], k=1000), k=b"")
+    store = seeded(Limited, seed)(inner, 8)
+
+    async def impatient() -> None:
+        try:
+            async with asyncio.timeout(random.choice([0.0, 0.05, 1.0, 100.0])):
+                await store.get("k")
+        except (TimeoutError, Throttled, ServerFailed):
+            pass
+
+    async def main() -> None:
+        permits = Permits()
+        PERMITS.set(permits)
+        async with store:
+            tasks = [asyncio.ensure_future(impatient()) for _ in range(100)]
+            for _ in range(20):
+                await asyncio.sleep(0.1)  # sleep: virtual
+                permits.share = random.random()
+            await asyncio.gather(*tasks)
+            stats = store.stats()
+            assert (stats.in_flight, stats.waiting) == (0, 0)
+            assert stats.limit >= 1
+        assert inner.most_in_flight <= 8
 
     simulate(main, seed)
 

@@ -8,7 +8,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aloader.errors import BadRange, Corrupted, ObjectChanged, ServerFailed
@@ -27,7 +27,8 @@ def answer(store: Parted, request: Request, seed: int = 0) -> Any:
     return simulate(main, seed)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=60, deadline=None)
+@example(size=0, start=1, length=2, most=None, part=1, large=0, at_once=1, seed=0)
 @given(
     size=st.integers(0, 200), start=st.integers(0, 200), length=st.none() | st.integers(1, 400),
     most=st.none() | st.integers(1, 400), part=st.integers(1, 60), large=st.integers(0, 60), at_once=st.integers(1, 5),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 import random
+import weakref
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
 from aloader import errors
-from aloader.storage import Request, Response, Retrying, Store
+from aloader.storage import Hedged, Request, Response, Retrying, Store
 from aloader.storage.wrappers.queueing import QUEUEING
 from aloader.storage.wrappers.wrapper import Wrapper
 from aloader.testing.simloop import simulate
@@ -42,6 +44,11 @@ def test_what_fails_once_is_asked_for_again() -> None:
     assert data == b"0123456789"
     assert len(inner.requests) == 4
     assert inner.opened == 0
+
+
+def test_a_store_that_says_how_long_to_wait_is_left_alone_for_so_long() -> None:
+    store = Retrying(Scripted([errors.Throttled("slow down", retry_after=3.0)], k=b""), first_delay=1.0)
+    assert 3.0 <= during(store, store.get("k"))[1] <= 4.0
 
 
 def test_the_error_is_of_the_last_ones_type_and_says_how_often_it_was_tried() -> None:
@@ -75,6 +82,15 @@ def test_a_broken_body_is_resumed_by_range_and_version() -> None:
     store = Retrying(inner)
     assert during(store, store.get("k", 0, 8))[0] == b"01234567"
     assert inner.requests == [Request("k", 0, 8), Request("k", 3, 8, "1"), Request("k", 5, 8, "1")]
+
+
+def test_a_body_that_breaks_again_and_again_comes_as_long_as_something_comes() -> None:
+    inner = Scripted([broken(b"%d" % i) for i in range(9)], k=b"0123456789")
+    store = Retrying(inner, 2)
+    assert during(store, store.get("k"))[0] == b"0123456789"
+    inner = Scripted([broken(b"0"), broken(b"1"), broken(), broken()], k=b"0123456789")
+    store = Retrying(inner, 2)
+    assert during(store, store.get("k"))[0].attempts == 4
 
 
 def test_an_object_that_changes_meanwhile_is_read_from_the_front_once() -> None:
@@ -163,6 +179,33 @@ def test_size_is_tried_again_and_stats_tell() -> None:
 
     stats = during(store, both())[0]
     assert (stats.requests, stats.retries, stats.resumed, stats.failed) == (2, 2, 1, 0)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_broke_is_not_kept_longer_than_it_is_of_use(fails: bool) -> None:
+    alive: list[weakref.ref[Exception]] = []
+
+    def breaks(request: Request, answer: Response) -> Response:
+        raise kept(broken(b"012"))
+
+    def kept(error: Exception) -> Exception:
+        alive.append(weakref.ref(error))
+        return error
+
+    store = Retrying(Hedged(Scripted([breaks, *[breaks] * 9 * fails], k=b"0123456789")), 2)
+
+    async def main() -> None:
+        async with store:
+            gc.disable()
+            try:
+                await asyncio.gather(store.get("k"), return_exceptions=True)
+                await asyncio.sleep(0)  # the loop lets go of it
+                assert alive
+                assert not any(error() for error in alive)
+            finally:
+                gc.enable()
+
+    simulate(main)
 
 
 def test_cancelling_ends_the_attempt_and_is_not_an_error() -> None:
