@@ -70,6 +70,23 @@ def read(path: str, start: int, stop: int | None, version: str, most: int | None
         os.close(descriptor)
 
 
+def read_quickly(path: str, start: int, stop: int | None, ahead: bool) -> bytes | None:
+    """The same without a version, where all goes well; None where it does not, or is not so simple."""
+    descriptor = os.open(path, READING)
+    try:
+        status = os.fstat(descriptor)
+        size = status.st_size
+        end = size if stop is None or stop > size else stop
+        if start >= end or not stat.S_ISREG(status.st_mode):
+            return None
+        if ahead and _advise:
+            _advise(descriptor, start, end - start, os.POSIX_FADV_WILLNEED)
+        data = os.pread(descriptor, end - start, start)
+        return data if len(data) == end - start else None
+    finally:
+        os.close(descriptor)
+
+
 def read_ranges(path: str, ranges: Sequence[tuple[int, int]], ahead: bool) -> tuple[list[bytes], int]:
     """Several ranges of one file, which is opened once, and its size."""
     descriptor = os.open(path, READING)

@@ -6,7 +6,8 @@ over together, as one queue that a thread works off.
 
 *Slow calls.* A group must not become a line in which 64 files of a slow disk are read one after the other. The thread
 that is at work looks at the clock between two calls: if `SLOW` seconds are over, it hands back what is done, and if
-there is a thread to spare, that one joins in on the same queue (and may call another one in turn).
+there is a thread to spare, that one joins in on the same queue (and may call another one in turn). So threads double
+with every slow call; where all calls are slow, as many as there are may join in at once.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ SLOW: Final = 0.002
 class Hops:
     """Threads for one event loop. Everything is called on the loop, but `_work`."""
 
-    def __init__(self, threads: int, name: str) -> None:
+    def __init__(self, threads: int, name: str, joining: int = 1) -> None:
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._threads = threads
+        self._threads, self._joining = threads, joining
         self._gathered: deque[_Call] = deque()
         self._groups: dict[asyncio.Future[None], deque[_Call]] = {}
 
@@ -85,8 +86,9 @@ class Hops:
     def _deliver(self, done: list[_Call], rest: deque[_Call] | None) -> None:
         for call in done:
             call.deliver()
-        if rest and len(self._groups) < self._threads:
-            self._start(rest)
+        if rest:
+            for _ in range(min(self._joining, len(rest), self._threads - len(self._groups))):
+                self._start(rest)
 
 
 class _Call:

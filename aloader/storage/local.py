@@ -63,6 +63,7 @@ class LocalStore(BaseStore):
         if profile not in THREADS:
             raise ValueError(f"profile= is {' or '.join(map(repr, THREADS))}, got {profile!r}")
         self.root = Path(os.path.abspath(root))  # not resolved: the root may be a link that is switched over
+        self._folder = str(self.root)
         self.profile = profile
         self.readahead = readahead
         self._opened = PerLoop(self, self._open)
@@ -78,6 +79,14 @@ class LocalStore(BaseStore):
         found: files.Part = await hops.call(self._read, request)
         return Response(*found)
 
+    async def get(self, key: str, start: int | None = None, stop: int | None = None) -> bytes:
+        """The object, or its bytes from `start` up to `stop`. As `fetch`, but for what only an answer needs."""
+        hops = self._opened.get()
+        self._check(key)
+        begin, end = (0, None) if start is stop is None else check_range(start, stop)
+        data: bytes = await hops.call(self._get, (key, begin, end)) if begin != end else b""
+        return data
+
     async def get_ranges(self, key: str, ranges: Sequence[Range]) -> Blobs:
         """Several ranges of one file, which is opened once. What lies between them is not read."""
         hops = self._opened.get()
@@ -89,10 +98,11 @@ class LocalStore(BaseStore):
     async def get_many(self, keys: Iterable[str]) -> Blobs:
         """Several objects at once, in the order asked for: one hop, and no tasks."""
         hops = self._opened.get()
-        requests = [Request(self._check(key)) for key in keys]
-        calls = [hops.call(self._read, request) for request in requests]
+        whole = [(self._check(key), 0, None) for key in keys]
+        calls = [hops.call(self._get, each) for each in whole]
         try:
-            return [found.data for found in await asyncio.gather(*calls)]
+            found: Blobs = await asyncio.gather(*calls)
+            return found
         except BaseException:
             for call in calls:
                 call.cancel()
@@ -150,22 +160,33 @@ class LocalStore(BaseStore):
         await self._opened.leave()
 
     async def _open(self, stack: AsyncExitStack) -> Hops:
-        hops = Hops(THREADS[self.profile], "aloader-files")
+        threads = THREADS[self.profile]
+        hops = Hops(threads, "aloader-files", joining=threads if self.profile == "nfs" else 1)
         stack.push_async_callback(hops.aclose)
         return hops
 
     def _check(self, key: str) -> str:
-        parts = check_key(key).split("/")
-        if "" in parts or (os.sep != "/" and any(mark in key for mark in (os.sep, ":"))):
+        check_key(key)
+        foreign = os.sep != "/" and (os.sep in key or ":" in key)
+        if key[0] == "/" or key[-1] == "/" or "//" in key or foreign:
             raise BadKey(
                 f"not a key: {key!r} (keys in a folder are relative paths, with single '/' between parts)", key
             )
         return key
 
     def _path(self, key: str) -> str:
-        return f"{self.root}/{key}"
+        return f"{self._folder}/{key}"
 
     # Everything below runs in threads.
+
+    def _get(self, what: tuple[str, int, int | None]) -> bytes:
+        """The data alone, in a third less time. What does not go well goes the long way, and fails there."""
+        key, start, stop = what
+        try:
+            data = files.read_quickly(f"{self._folder}/{key}", start, stop, self.readahead)
+        except OSError:
+            data = None
+        return self._read(Request(key, start, stop)).data if data is None else data
 
     def _read(self, request: Request) -> files.Part:
         key, start, stop, version, most = request

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from aloader.errors import AccessDenied, BadKey, KeyNotFound, StorageError, StoreNotFound
-from aloader.storage import LocalStore, ObjectInfo
+from aloader.errors import AccessDenied, BadKey, KeyNotFound, ObjectChanged, StorageError, StoreNotFound
+from aloader.storage import LocalStore, ObjectInfo, Request, files
 from aloader.storage.local import LISTED_AT_ONCE
 
 
@@ -157,3 +159,116 @@ def test_a_relative_folder_stays_the_same_one(tmp_path: Path, monkeypatch: pytes
     store = LocalStore("data")
     monkeypatch.chdir("/")
     assert repr(store) == f"LocalStore('{tmp_path}/data')"
+
+
+@pytest.mark.asyncio
+async def test_a_listing_tells_the_version_that_a_read_may_ask_for(tmp_path: Path) -> None:
+    async with LocalStore(tmp_path) as store:
+        await store.put("key", b"12345")
+        [info] = [info async for info in store.list()]
+        assert (await store.fetch(Request("key", 1, 3, info.version))).data == b"23"
+        os.utime(tmp_path / "key", ns=(0, 0))  # written to, and as long as before
+        with pytest.raises(ObjectChanged):
+            await store.fetch(Request("key", 1, 3, info.version))
+
+
+@pytest.mark.asyncio
+async def test_of_a_large_file_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
+    """It is a TiB of nothing: anything else would fail, or take for ever."""
+    end = 1 << 40
+    with open(tmp_path / "key", "wb") as file:
+        file.seek(end - 3)
+        file.write(b"end")
+    async with LocalStore(tmp_path) as store:
+        assert await store.get("key", end - 4) == b"\0end"
+        assert await store.get_ranges("key", [(end - 2, end), (0, 2)]) == [b"nd", b"\0\0"]
+        assert (await store.fetch(Request("key", most=10))) == (bytes(10), end, store_version(tmp_path / "key"), {})
+        assert await store.size("key") == end
+        assert await anext(store.stream("key", 7)) == bytes(7)
+
+
+def store_version(path: Path) -> str:
+    return files.version_of(path.stat())
+
+
+@pytest.mark.asyncio
+async def test_a_read_that_gives_less_than_asked_for_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = bytes(range(256)) * 40
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda descriptor, size, start: pread(descriptor, min(size, 100), start))
+    monkeypatch.setattr(files, "READ_BYTES", 1000)
+    async with LocalStore(tmp_path) as store:
+        await store.put("key", data)
+        assert await store.get("key") == (await store.fetch(Request("key"))).data == data
+        assert await store.get("key", 7, 9000) == data[7:9000]
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_becomes_shorter_while_it_is_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with LocalStore(tmp_path) as store:
+        await store.put("key", b"12345")
+        monkeypatch.setattr(os, "pread", lambda *_: b"1")
+        monkeypatch.setattr(os, "preadv", lambda *_: 0)
+        with pytest.raises(ObjectChanged, match="has been replaced or cut while it was read"):
+            await store.get("key")
+
+
+@pytest.mark.asyncio
+async def test_a_stale_handle_is_looked_up_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stale = [errno.ESTALE]
+    opened = os.open
+
+    def open_stale(*arguments: Any) -> int:
+        if stale:
+            raise OSError(stale.pop(), "stale")
+        return opened(*arguments)
+
+    async with LocalStore(tmp_path, profile="nfs") as store:
+        await store.put("key", b"1")
+        monkeypatch.setattr(os, "open", open_stale)
+        assert (await store.fetch(Request("key"))).data == b"1"
+        stale += [errno.ESTALE]
+        assert await store.get("key") == b"1"
+        stale += [errno.ESTALE] * 2
+        with pytest.raises(StorageError, match="stale"):
+            await store.fetch(Request("key"))
+
+
+@pytest.mark.asyncio
+async def test_hints_and_reading_ahead_change_nothing_but_the_pace(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    async with LocalStore(tmp_path, readahead=True) as store:
+        for number in range(20):
+            await store.put(f"{number}", b"%d" % number)
+        await store.hint([*map(str, range(20)), "missing", "fifo"])
+        await store.hint([])
+        assert await store.get_many(map(str, range(20))) == [b"%d" % number for number in range(20)]
+        assert await store.get_ranges("12", [(1, 2), (0, 1)]) == [b"2", b"1"]
+        with pytest.raises(BadKey):
+            await store.hint(["../x"])
+    assert repr(store) == f"LocalStore({str(tmp_path)!r}, readahead=True)"
+    assert repr(LocalStore("/x", profile="nfs")) == "LocalStore('/x', profile='nfs')"
+    with pytest.raises(ValueError, match="profile= is 'local' or 'nfs', got 'smb'"):
+        LocalStore("/x", profile="smb")  # type: ignore[arg-type]
+
+
+@pytest.mark.asyncio
+async def test_many_slow_files_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a network: each read waits for five others, in other threads than its own."""
+    monkeypatch.setattr("aloader.storage.hops.SLOW", -1.0)
+    together = threading.Barrier(6, timeout=5)
+    read, first = files.read_quickly, iter([True])
+
+    def slow(*arguments: Any) -> bytes | None:
+        if not next(first, False):  # the first one is slow: the clock says so
+            together.wait()
+        return read(*arguments)
+
+    async with LocalStore(tmp_path, profile="nfs") as store:
+        await store.put("key", b"1")
+        monkeypatch.setattr(files, "read_quickly", slow)
+        assert await store.get_many(["key"] * 7) == [b"1"] * 7
