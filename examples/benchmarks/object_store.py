@@ -12,7 +12,7 @@ touches every page. A sample is an object's bytes as a tensor; torch's collation
 comparison have the same objects in the same endless order, are open at once, and take turns. Before a turn begins, the
 server is waited for until nobody asks it anything; what a loader holds in advance is consumed before the clock starts.
 
-- *aloader*: `ObjectDataset` on the URL, `async for`, everything at its default
+- *aloader*: `ObjectDataset` on the URL, `async for`, everything at its default but for a `memory_limit` of 1 GiB
 - *aloader, hedged*: on `open_store(url, hedge=True)`
 - *aloader, far ahead*: with `prefetch_factor=16`, so that a worker has other batches to fetch while one waits for a
   sample that is late
@@ -71,6 +71,9 @@ FAR_AHEAD = 16
 BARE_WARM_UP = 0.5
 EDGE = 64
 PAGE = 4096
+
+#: Of each of aloader's loaders: all contenders are open at once, and its default is a quarter of the machine.
+MEMORY_LIMIT = "1GiB"
 
 #: A batch that comes within so many seconds was ready; no loader has more of them in advance.
 READY = 0.001
@@ -295,6 +298,7 @@ def contenders(
 
     def ours(place: Any, **more: Any) -> harness.Contender:
         dataset = ObjectDataset(place, keys, transform=as_tensor)
+        more["memory_limit"] = MEMORY_LIMIT
         return harness.Awaiting(lambda: aloader.DataLoader(dataset, **common, **more), Check(cell, objects))
 
     def torchs(dataset: Any) -> torch.utils.data.DataLoader[Any]:
