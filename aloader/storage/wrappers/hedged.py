@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from asyncio import FIRST_COMPLETED
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 from aloader.storage.base import Request, Response, Store
 from aloader.storage.wrappers.hedges import Hedges
@@ -26,8 +27,6 @@ QUANTILE: Final = 0.96
 
 #: Requests for the same bytes side by side. With 2, and 0.95, it was 2.05 times (3.1): the second may be slow too.
 MOST: Final = 3
-
-Outcome = Response | Exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,65 +68,96 @@ class Hedged(StatefulWrapper[Hedges]):
     async def fetch(self, request: Request) -> Response:
         hedges = self.here
         latencies, threshold = hedges.ask(request.end(sys.maxsize) - request.start)
-        legs = [_Leg(QUEUEING.get())]
-        if threshold == inf:
-            outcome = await legs[0].run(self.store, request)
-        else:
-            outcome = await _race(self.store, request, legs, hedges, threshold)
-        if isinstance(outcome, Exception):
-            try:
-                raise outcome
-            finally:
-                del outcome  # it would keep itself alive by its traceback, and all that it has received
-        if not legs[0].failed:
-            hedges.first_took(latencies, threshold, legs[0].seconds)
-        return outcome
+        race = _Race(self.store, request, hedges, threshold)
+        answer = await race.run()
+        if not race.first.failed:
+            hedges.first_took(latencies, threshold, race.first.seconds)
+        return answer
 
 
-async def _race(store: Store, request: Request, legs: list[_Leg], hedges: Hedges, threshold: float) -> Outcome:
-    """The first good answer, or the first leg's error. All that was begun has ended when it returns."""
-    first = legs[0]
-    async with asyncio.TaskGroup() as group:  # never fails: an error is an outcome
-        tasks = [group.create_task(first.run(store, request, threshold))]
-        running: set[asyncio.Future[Any]] = {*tasks}
-        while running and not any(leg.answered for leg in legs):
-            may_join = first.running and len(legs) < MOST
-            done, _ = await asyncio.wait({*running, first.due} if may_join else running, return_when=FIRST_COMPLETED)
-            running -= done
-            if first.due not in done or not first.running:
-                continue
-            look_again = hedges.decide(threshold, first.seconds)
-            if not look_again:
-                legs.append(_Leg(None))
-                tasks.append(group.create_task(legs[-1].run(store, request)))
-                running.add(tasks[-1])
-            first.look_after(look_again or threshold)
-        for task in tasks:
+class _Race:
+    """The first request is made by whoever asks, and only those that join it are tasks. Mostly there are none, and then
+    a timer is all that hedging costs. An answer of another ends the first as a deadline would: by `asyncio.timeout`."""
+
+    def __init__(self, store: Store, request: Request, hedges: Hedges, threshold: float) -> None:
+        self._store = store
+        self._request = request
+        self._hedges = hedges
+        self._threshold = threshold
+        self._beaten = asyncio.timeout(None)
+        self._others: list[_Leg] = []
+        self._tasks: list[asyncio.Task[Response]] = []
+        self.first = _Leg(QUEUEING.get(), self._late)
+
+    async def run(self) -> Response:
+        """The first good answer, or the first request's error. All that was begun has ended when it returns."""
+        self.first.due_after = self._threshold
+        try:
+            async with self._beaten:
+                return await self.first.run(self._store, self._request)
+        except Exception:
+            if self._tasks:
+                answer = await self._answer_of_others()
+                if answer is not None:
+                    return answer
+            raise
+        finally:
+            if self._tasks:
+                await self._end()
+
+    async def _answer_of_others(self) -> Response | None:
+        running = set(self._tasks)
+        while running:
+            done, running = await asyncio.wait(running, return_when=FIRST_COMPLETED)
+            for task in done:
+                if task.exception() is None:
+                    return task.result()
+        return None
+
+    async def _end(self) -> None:
+        for task in self._tasks:
             task.cancel()
-    for leg in legs[1:]:
-        if not leg.sent:
-            hedges.withdraw()
-    best = next((place for place, leg in enumerate(legs) if leg.answered), 0)
-    if any(leg.sent for leg in legs[1:]):
-        hedges.raced(won=best > 0)
-    return tasks[best].result()
+        await asyncio.wait(self._tasks)
+        for task in self._tasks:
+            if not task.cancelled():
+                task.exception()  # seen: nobody else asks
+        sent = [leg for leg in self._others if leg.sent]
+        for _ in range(len(self._others) - len(sent)):
+            self._hedges.withdraw()
+        if sent:
+            self._hedges.raced(won=not self.first.answered and any(leg.answered for leg in sent))
+
+    def _late(self) -> None:
+        """The first request has taken so long, and still runs."""
+        look_again = self._hedges.decide(self._threshold, self.first.seconds)
+        if not look_again:
+            leg = _Leg(None)
+            task = asyncio.get_running_loop().create_task(leg.run(self._store, self._request))
+            task.add_done_callback(self._joined_ended)
+            self._others.append(leg)
+            self._tasks.append(task)
+        if look_again or len(self._tasks) < MOST - 1:
+            self.first.look_after(look_again or self._threshold)
+
+    def _joined_ended(self, task: asyncio.Task[Response]) -> None:
+        if self.first.running and not task.cancelled() and task.exception() is None:
+            self._beaten.reschedule(0.0)
 
 
 class _Leg(Listener):
     """One of the requests: how long it has taken since it was sent."""
 
-    def __init__(self, outside: Listener | None) -> None:
-        """`outside` hears of it too if the request has to wait for its turn."""
+    def __init__(self, outside: Listener | None, due: Callable[[], None] | None = None) -> None:
+        """`outside` hears of it too if the request has to wait for its turn. `due` is called when it has taken
+        `due_after` seconds."""
         self._outside = outside
         self._loop = asyncio.get_running_loop()
+        self._due = due
         self._began = self._loop.time()
         self._ended = inf
-        self._due_after = inf
         self._timer: asyncio.TimerHandle | None = None
-        self.due: asyncio.Future[None] = self._loop.create_future()
-        self.sent = False
-        self.answered = False
-        self.failed = False
+        self.due_after = inf
+        self.sent = self.answered = self.failed = False
 
     @property
     def seconds(self) -> float:
@@ -137,18 +167,16 @@ class _Leg(Listener):
     def running(self) -> bool:
         return self._ended == inf
 
-    async def run(self, store: Store, request: Request, due_after: float = inf) -> Outcome:
-        """The answer or the error. `due` is done when it has taken so many seconds."""
+    async def run(self, store: Store, request: Request) -> Response:
         token = QUEUEING.set(self)
-        self._due_after = due_after
         self._go()
         try:
             answer = await ask(store, request)
             self.answered = True
             return answer
-        except Exception as error:
+        except Exception:
             self.failed = True
-            return error
+            raise
         finally:
             self._ended = self._loop.time()
             self._stop()
@@ -156,8 +184,7 @@ class _Leg(Listener):
 
     def look_after(self, seconds: float) -> None:
         """It will be due again."""
-        self.due = self._loop.create_future()
-        self._due_after = self.seconds + seconds
+        self.due_after = self.seconds + seconds
         self._set()
 
     def waits(self) -> None:
@@ -178,13 +205,10 @@ class _Leg(Listener):
         self._set()
 
     def _set(self) -> None:
-        if self._due_after < inf:
-            self._timer = self._loop.call_at(self._began + self._due_after, self._is_due)
+        if self.due_after < inf and self._due is not None:
+            self._timer = self._loop.call_at(self._began + self.due_after, self._due)
 
     def _stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-
-    def _is_due(self) -> None:
-        if not self.due.done():
-            self.due.set_result(None)
+            self._timer = None
