@@ -15,11 +15,11 @@ proportion).
 How long answers take is not looked at, as it is between services (TCP Vegas, Netflix' gradient): object stores answer
 as fast under load as without, until they refuse; and what slows answers down here is most often this machine.
 
-Both shrink at most once per round trip, and once per moment (the time over which rates are measured): only by the
-refusal of a request that was sent after they last shrank. Nor does every refusal count. Stores refuse one request in a
-thousand for reasons of their own; to slow down for each would end at a crawl. Only when more than `TOLERATED` of the
-last hundreds were refused is it about their number. That it is counted in requests and not in seconds is what makes a
-client that sends more also the one that gives way more often.
+Both shrink at most once per round trip, and not again within a moment: only by the refusal of a request that was sent
+after they last shrank. Nor does every refusal count. Stores refuse one request in a thousand for reasons of their own;
+to slow down for each would end at a crawl. Only when more than `TOLERATED` of the last hundreds were refused is it
+about their number. That it is counted in requests and not in seconds is what makes a client that sends more also the
+one that gives way more often.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from typing import Final
 #: What both bounds are multiplied with. AIMD halves; a rate that is measured needs less.
 DECREASE: Final = 0.85
 
-#: Seconds over which rates are measured.
-WINDOW: Final = 0.25
+#: Seconds over which rates are measured, and for which a bound that has shrunk is given the time to show.
+WINDOW: Final = 1.0
+SPACING: Final = 0.25
 
 #: The part of requests that may be refused without meaning anything, and what one request weighs in it.
 TOLERATED: Final = 0.02
@@ -41,12 +42,22 @@ WEIGHT: Final = 1 / 400
 #: Seconds in which the rate doubles after the first refusal, until the second tells where the bound is.
 DOUBLING: Final = 0.5
 
-#: How steep the cubic is, in requests per second per second cubed. At 500/s, 2.7 seconds lead back to where it was.
+#: How steep the cubic is, in requests per second per second cubed, from so many requests per second on: there, 2.7
+#: seconds lead back to where it was. Below it is less steep, with the root, since many clients that are slow each are
+#: steep together.
 STEEPNESS: Final = 4.0
+STEEP_FROM: Final = 500.0
 
-#: The rate is never less than this many times the requests that may be in flight: of a store that serves nobody, all
-#: should hear so within a while. Nor does it grow to more than so many times what comes through: it is to be tried.
+#: The rate is never less than this; nor, of a store that serves nobody, than so many times the requests that may be in
+#: flight: all should hear so within a while.
+LEAST_RATE: Final = 1.0
 LEAST: Final = 1 / 20
+
+#: What comes through is measured over a while in which the rate may have grown: it is taken for no less than this part
+#: of the rate.
+LAG: Final = 0.6
+
+#: The rate does not grow to more than so many times what comes through: it is to be tried.
 HEADROOM: Final = 2.0
 
 #: Requests that were late by up to so many seconds are sent together: timers are no more precise than this.
@@ -124,23 +135,31 @@ class Limit:
     def refused(self, now: float, began: float, retry_after: float = 0.0) -> bool:
         """A request that was sent at `began` has been throttled. Whether the bounds have shrunk for it."""
         self._refusals += (1 - self._refusals) * WEIGHT
-        if self._refusals <= TOLERATED or began < self._shrank or now < self._shrank + WINDOW:
+        if self._refusals <= TOLERATED or began < self._shrank or now < self._shrank + SPACING:
             return False
         served = self._meter.rate(now)
-        bound = min(self.rate, served) if served else min(self.rate, self.most) / 2
+        bound = self._allowed(served)
         if served and self.rate < inf:  # of a store that serves nobody, this is not the bound
             self._before = bound
-        self.rate = self._least = max(LEAST * self.most, bound * DECREASE)
+        least = LEAST_RATE if served else LEAST * self.most
+        self.rate = self._least = min(self.rate, max(least, bound * DECREASE))
         self.concurrency = max(1.0, self.concurrency * DECREASE)
         self._refusals = 0.0
         self._shrank = now
         self._next = now + max(min(retry_after, LONGEST_PAUSE), self._jitter.uniform(*PAUSE))
         return True
 
+    def _allowed(self, served: float) -> float:
+        """What the store seems to allow, if so many came through."""
+        if not served:
+            return min(self.rate, self.most) / 2
+        return served if self.rate == inf else min(self.rate, max(served, self.rate * LAG))
+
     def _grown(self, now: float) -> float:
         """The rate that may be tried, so long after it shrank."""
         passed = now - self._shrank
         if self._before == inf:
             return self._least * float(2 ** min(passed / DOUBLING, 60))
-        back: float = (max(0.0, self._before - self._least) / STEEPNESS) ** (1 / 3)
-        return self._before + STEEPNESS * (passed - back) ** 3
+        steepness = STEEPNESS * min(1.0, self._before / STEEP_FROM) ** 0.5
+        back: float = (max(0.0, self._before - self._least) / steepness) ** (1 / 3)
+        return float(self._before + steepness * (passed - back) ** 3)
