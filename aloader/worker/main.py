@@ -25,6 +25,7 @@ from aloader.worker import concurrent, cuda, inline, seeds, tasks
 from aloader.worker.bench import Bench, guarded
 from aloader.worker.breakpoints import Breakpoints
 from aloader.worker.fetch import is_async
+from aloader.worker.heap import keep_what_is_freed
 
 try:
     from uvloop import new_event_loop
@@ -41,6 +42,7 @@ def run(end: socket.socket, status: int, load: Callable[[], Job], *, carried: bo
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     os.nice(options.WORKER_NICENESS)
     torch.set_num_threads(1)
+    keep_what_is_freed()
     _name_thread("pt_data_worker")  # as profilers and `top -H` show torch's workers
     link, page = Link(end), adopt(status)
     _answer_where_it_stands(page)
