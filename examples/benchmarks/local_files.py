@@ -29,7 +29,7 @@ medians of the rounds' ratios, and their spread. *Kept*: the same with `MALLOC_A
 
 What counts is whether memory is new. In one process without a loader, least CPU time per file: 128 KiB take 77 µs into
 new pages and 15 µs into used ones, 4 MiB 2.1 ms and 0.37 ms. glibc gives back to the system what is free at the end of
-a heap, and each thread has a heap of its own: threads that read meet new pages more often than a loop that reads inline.
+a heap, and each thread has a heap of its own: threads that read meet new pages more often than a loop that reads alone.
 Beyond that, a read through the store costs about 5 µs, most of them for the task that waits for it; `get_many`, which
 has one task for all, costs as much as reading inline (16 KiB: 8.8 µs inline, 13.5 by `get`, 9.0 by `get_many`).
 """
