@@ -29,302 +29,55 @@ are those that the server has counted beyond one for each sample.
 
 Machines differ, and this one's cores are shared between server and client: ratios count, rates do not.
 
-**Result.** To be measured.
+**Result.** 2 cores (x86-64) for server, clients and *much other work* at the same time, so that rates are not worth
+quoting; Python 3.11, torch 2.13, boto3 1.43, litdata 0.2.76, s3torchconnector 1.5; S3 Standard, shuffled, 2 workers,
+3 rounds of 3 s. Speed as a multiple of aloader's, within a round: median (least–greatest); CPU in seconds for 1,000
+objects.
 
-Where async does not pay: with large objects a connection's bandwidth and copying are what counts, and with many
-workers, torch's loader has as many requests in flight as it needs.
+| | 4 KiB: speed | CPU | 100 KiB: speed | CPU | 8 MiB: speed | CPU |
+|---|---|---|---|---|---|---|
+| aloader | 1 | 0.27 | 1 | 0.44 | 1 | 5.4 |
+| aloader, hedged | 1.46 (1.42–1.91) | 0.35 | 1.11 (1.00–1.24) | 0.42 | | |
+| aloader, far ahead | 2.04 (1.34–2.42) | 0.28 | 1.60 (0.90–1.90) | 0.33 | | |
+| torch + boto3 | 0.06 (0.05–0.06) | 2.0 | 0.06 (0.05–0.07) | 2.3 | | |
+| torch + 32 threads | 0.39 (0.30–0.45) | 1.5 | 0.39 (0.34–0.54) | 1.6 | 0.34 (0.29–0.62) | 16 |
+| litdata | 0.37 (0.34–0.50) | 0.49 | 0.61 (0.41–0.70) | 0.76 | 0.29 (0.26–0.62) | 19 |
+| s3torchconnector | 0.06 (0.05–0.08) | 0.66 | 0.06 (0.05–0.10) | 1.0 | 0.07 (0.06–0.12) | 27 |
+| bare client | 3.22 (3.04–3.68) | 0.12 | 3.19 (2.95–3.26) | 0.15 | 0.94 (0.90–1.83) | 5.9 |
+
+With objects of 100 KiB and 4 KiB, aloader at its defaults gets a third of what its client can do. What it waits for is
+the one sample of a hundred that is late, while the others of its batch are there: with one worker it had 27 of 64
+requests in flight on average, and 46 where no sample was late. Hedging helps, and so do more batches in advance. Nor is
+it first everywhere: with S3 Express's latencies (2.5 ms), litdata was 1.47 (1.41–1.47) times as fast, at 0.58 s of CPU
+against 0.32 s. Other numbers of workers, and samples in order, have not been measured yet.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import importlib.util
 import itertools
 import json
 import os
-import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import harness
-import numpy as np
 import torch
-import uvloop
+from object_contenders import AHEAD, MIB, NEEDS, Cell, contenders, size_of
 
-import aloader
-from aloader.datasets import ObjectDataset, PackedList
-from aloader.options import CONCURRENCY, WORKER_NICENESS, share_of
-from aloader.storage import open_store
+from aloader.options import CONCURRENCY, share_of
 from aloader.testing import Faults, FaultServer, Latency, Synthetic
 
-MIB = 1 << 20
 BANDWIDTH = 55.0 * MIB
-THREADS = 32
-FAR_AHEAD = 16
-BARE_WARM_UP = 0.5
-EDGE = 64
-PAGE = 4096
 
-#: Of each of aloader's loaders: all contenders are open at once, and its default is a quarter of the machine.
-MEMORY_LIMIT = "1GiB"
-
-#: A batch that comes within so many seconds was ready; no loader has more of them in advance.
+#: A batch that comes within so many seconds was ready. So many are consumed at most to find one that was not.
 READY = 0.001
 MOST_READY = 400
-
-#: What each contender needs beside torch: the module, and what brings it.
-NEEDS = {
-    "aloader": ("aiobotocore", "aloader[s3]"),
-    "aloader, hedged": ("aiobotocore", "aloader[s3]"),
-    "aloader, far ahead": ("aiobotocore", "aloader[s3]"),
-    "torch + boto3": ("boto3", "boto3"),
-    "torch + 32 threads": ("boto3", "boto3"),
-    "litdata": ("litdata", "litdata obstore"),
-    "s3torchconnector": ("s3torchconnector", "s3torchconnector"),
-    "bare client": ("aiobotocore", "aloader[s3]"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One comparison."""
-
-    latency: str
-    nbytes: int
-    order: str
-    workers: int
-
-    def __str__(self) -> str:
-        return f"{self.latency}, {size_of(self.nbytes)}, {self.order}, {self.workers} workers"
-
-    @property
-    def batch_size(self) -> int:
-        return 64 if self.nbytes < MIB else 8
-
-    @property
-    def count(self) -> int:
-        """Objects: enough that none comes twice for some time."""
-        return 100_000 if self.nbytes < MIB else 2_000
-
-
-def size_of(nbytes: int) -> str:
-    return f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes / 1024:g} KiB"
-
-
-class Passes(torch.utils.data.Sampler[int]):
-    """All indices, again and again."""
-
-    def __init__(self, cell: Cell) -> None:
-        self.count, self.shuffled = cell.count, cell.order == "shuffled"
-
-    def __len__(self) -> int:
-        return 1 << 40
-
-    def __iter__(self) -> Iterator[int]:
-        generator = np.random.default_rng(0)
-        while True:
-            yield from generator.permutation(self.count).tolist() if self.shuffled else range(self.count)
-
-
-class Check:
-    """That a batch holds the next samples of the order."""
-
-    def __init__(self, cell: Cell, objects: Synthetic) -> None:
-        self._cell, self._objects, self._order = cell, objects, iter(Passes(cell))
-
-    def __call__(self, batch: torch.Tensor, number: int) -> int:
-        rows = batch.numpy()
-        rows[:, ::PAGE].sum()
-        for row, index in zip(rows, itertools.islice(self._order, self._cell.batch_size), strict=True):
-            key = self._objects.key(index)
-            edges = row[:EDGE].tobytes(), row[-EDGE:].tobytes()
-            if edges != (self._objects.expected(key, 0, EDGE), self._objects.expected(key, -EDGE)):
-                raise RuntimeError(f"batch {number} does not hold {key} where it should")
-        return rows.nbytes
-
-
-# -- contenders --------------------------------------------------------------------------------------------------------
-
-
-def as_tensor(data: bytes | bytearray) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-class Boto3:
-    """Objects by boto3, with a client for each process, one after the other."""
-
-    connections = 10  # its default
-
-    def __init__(self, server: FaultServer, keys: PackedList) -> None:
-        self.endpoint_url, self.bucket, self.keys = server.endpoint_url, server.bucket, keys
-        self._client: tuple[int, Any] | None = None
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def client(self) -> Any:
-        import boto3
-        from botocore.config import Config
-
-        if self._client is None or self._client[0] != os.getpid():
-            settings = Config(max_pool_connections=self.connections, s3={"addressing_style": "path"})
-            made = boto3.client("s3", endpoint_url=self.endpoint_url, region_name=FaultServer.region, config=settings)
-            self._client = os.getpid(), made
-        return self._client[1]
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return as_tensor(self.client().get_object(Bucket=self.bucket, Key=self.keys[index])["Body"].read())
-
-
-class Boto3Threads(Boto3):
-    """The same, a batch at a time in threads."""
-
-    connections = THREADS
-
-    def __init__(self, server: FaultServer, keys: PackedList) -> None:
-        super().__init__(server, keys)
-        self._threads: tuple[int, ThreadPoolExecutor] | None = None
-
-    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
-        if self._threads is None or self._threads[0] != os.getpid():
-            self._threads = os.getpid(), ThreadPoolExecutor(THREADS)
-        self.client()
-        return list(self._threads[1].map(self.__getitem__, indices))
-
-
-def litdata(server: FaultServer, keys: PackedList, cell: Cell) -> Any:
-    from litdata import StreamingRawDataset
-    from litdata.raw.indexer import FileIndexer, FileMetadata
-    from litdata.streaming import downloader
-
-    # With obstore it speaks HTTPS alone, and has no argument that would change this.
-    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
-
-    class Known(FileIndexer):
-        """What is in the bucket, without asking."""
-
-        def build_or_load_index(self, *_: Any, **__: Any) -> list[FileMetadata]:
-            return [FileMetadata(f"s3://{server.bucket}/{key}", cell.nbytes) for key in keys]
-
-    options = {"endpoint_url": server.endpoint_url, "region_name": server.region}
-    place = f"s3://{server.bucket}/"
-    return StreamingRawDataset(place, indexer=Known(), storage_options=options, transform=as_tensor)
-
-
-def s3torchconnector(server: FaultServer, keys: PackedList) -> Any:
-    from s3torchconnector import S3ClientConfig, S3MapDataset
-
-    return S3MapDataset.from_objects(
-        [f"s3://{server.bucket}/{key}" for key in keys],
-        region=server.region,
-        endpoint=server.endpoint_url,
-        transform=lambda found: as_tensor(found.read()),
-        s3client_config=S3ClientConfig(force_path_style=True),
-    )
-
-
-class Bare:
-    """The store alone, in as many processes. They are told by a line for how many seconds, and answer by one."""
-
-    def __init__(self, cell: Cell, server: FaultServer) -> None:
-        self._cell, self._server = cell, server
-
-    def open(self) -> None:
-        command = [sys.executable, __file__, "--bare", json.dumps([self._server.url(), *asdict(self._cell).values()])]
-        self._processes = [
-            subprocess.Popen([*command, f"{number}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            for number in range(self._cell.workers)
-        ]
-        for process in self._processes:
-            assert process.stdout is not None
-            process.stdout.readline()
-
-    def turn(self, seconds: float, warm_up: int) -> harness.Flow:
-        seconds = seconds or BARE_WARM_UP
-        meter = harness.Meter()
-        for process in self._processes:
-            print(seconds, file=process.stdin, flush=True)
-        objects = sum(int(process.stdout.readline()) for process in self._processes if process.stdout is not None)
-        flow = meter.done(0, objects * self._cell.nbytes)
-        return harness.Flow(objects / self._cell.batch_size, flow.nbytes, seconds, flow.cpu)  # type: ignore[arg-type]
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.communicate("\n")  # an end alone may not come: forked workers of others hold it open
-
-
-async def be_bare(url: str, cell: Cell, number: int) -> None:
-    """One process of `Bare`. Each turn goes on in the order where the last one ended."""
-    objects = Synthetic(cell.count, cell.nbytes)
-    order = itertools.islice(iter(Passes(cell)), number, None, cell.workers)
-    loop = asyncio.get_running_loop()
-    done = 0
-
-    async def ask(end: float) -> None:
-        nonlocal done
-        while loop.time() < end:
-            if len(await store.get(objects.key(next(order)))) != cell.nbytes:
-                raise RuntimeError("an object has another length")
-            done += loop.time() < end
-
-    give_way()
-    async with open_store(url) as store:
-        await store.get(objects.key(0))
-        print(flush=True)
-        while line := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
-            done, end = 0, loop.time() + float(line)
-            async with asyncio.TaskGroup() as group:
-                for _ in range(share_of(CONCURRENCY, cell.workers)):
-                    group.create_task(ask(end))
-            print(done, flush=True)
-
-
-def give_way(_: int = 0) -> None:
-    """What aloader's workers do, so that on a busy machine nobody has an advantage."""
-    os.nice(WORKER_NICENESS)
-
-
-def contenders(
-    cell: Cell, server: FaultServer, objects: Synthetic, names: Iterable[str]
-) -> dict[str, harness.Contender]:
-    keys = PackedList(objects.key(index) for index in range(cell.count))
-
-    def ours(place: Any, **more: Any) -> harness.Contender:
-        dataset = ObjectDataset(place, keys, transform=as_tensor)
-        more["memory_limit"] = MEMORY_LIMIT
-        return harness.Awaiting(lambda: aloader.DataLoader(dataset, **common, **more), Check(cell, objects))
-
-    def torchs(dataset: Any) -> torch.utils.data.DataLoader[Any]:
-        return torch.utils.data.DataLoader(dataset, worker_init_fn=give_way, **common)
-
-    common: dict[str, Any] = {
-        "batch_size": cell.batch_size,
-        "sampler": Passes(cell),
-        "num_workers": cell.workers,
-        "persistent_workers": True,
-    }
-    made: dict[str, Callable[[], harness.Contender]] = {
-        "aloader": lambda: ours(server.url()),
-        "aloader, hedged": lambda: ours(open_store(server.url(), hedge=True)),
-        "aloader, far ahead": lambda: ours(server.url(), prefetch_factor=FAR_AHEAD),
-        "torch + boto3": lambda: harness.Blocking(lambda: torchs(Boto3(server, keys)), Check(cell, objects)),
-        "torch + 32 threads": lambda: harness.Blocking(
-            lambda: torchs(Boto3Threads(server, keys)), Check(cell, objects)
-        ),
-        "litdata": lambda: harness.Blocking(lambda: torchs(litdata(server, keys, cell)), Check(cell, objects)),
-        "s3torchconnector": lambda: harness.Blocking(
-            lambda: torchs(s3torchconnector(server, keys)), Check(cell, objects)
-        ),
-        "bare client": lambda: Bare(cell, server),
-    }
-    return {name: made[name]() for name in names}
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
@@ -344,7 +97,8 @@ class Turn:
 class Measured:
     """A contender, with the server's view of it."""
 
-    def __init__(self, inner: harness.Contender, cell: Cell, server: FaultServer) -> None:
+    def __init__(self, name: str, inner: harness.Contender, cell: Cell, server: FaultServer) -> None:
+        self._held = 2 * cell.workers * AHEAD.get(name, 1)
         self._inner, self._cell, self._server = inner, cell, server
         self.first = 0.0
         self.turns: list[Turn] = []
@@ -379,10 +133,10 @@ class Measured:
         self._inner.close()
 
     def _consume_what_is_ready(self) -> None:
-        """Batches that it has in advance, until one has to be waited for."""
+        """The batches that it has in advance, and more until one has to be waited for."""
         for taken in range(MOST_READY):
             waits = self._inner.turn(0.0, 0).waits
-            if not waits or (waits[0] > READY and taken >= 2 * self._cell.workers):
+            if not waits or (waits[0] > READY and taken >= self._held):
                 return
 
     def _wait_for_silence(self) -> None:
@@ -397,7 +151,7 @@ def measure(cell: Cell, options: argparse.Namespace) -> dict[str, dict[str, Any]
     with FaultServer(objects, faults) as server:
         os.environ.update(server.environment())
         inner = contenders(cell, server, objects, options.contender)
-        measured = {name: Measured(each, cell, server) for name, each in inner.items()}
+        measured = {name: Measured(name, each, cell, server) for name, each in inner.items()}
         harness.rounds(
             dict(measured), options.rounds, options.seconds, 0, lambda text: harness.say(f"{cell}: {text}")
         )
@@ -495,7 +249,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a first look at one case, not to be quoted")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--plots", metavar="FOLDER", help="PNGs by matplotlib")
-    parser.add_argument("--bare", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     quick = options.quick
     options.latency = options.latency or (["standard"] if quick else ["standard", "express"])
@@ -521,10 +274,6 @@ def installed(names: list[str]) -> list[str]:
 
 def main() -> None:
     options = arguments()
-    if options.bare:
-        url, *cell = json.loads(options.bare[0])
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # that of aloader's workers
-            return runner.run(be_bare(url, Cell(*cell), int(options.bare[1])))
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message=".*worker processes in total.*")
     facts = harness.machine()
