@@ -39,15 +39,19 @@ _NO_SAMPLE: Final = (
 class Own:
     """The generators of one sample. Inside its `with`, the global ones are its own, as it left them."""
 
-    __slots__ = ("_generators", "_left", "_number", "_outside", "_rng", "_token")
+    __slots__ = ("_generators", "_left", "_name", "_outside", "_rng", "_token")
 
-    def __init__(self, number: int, generators: Generators | None = None) -> None:
-        self._number = number
+    def __init__(self, name: tuple[int, Any, str], generators: Generators | None = None) -> None:
+        self._name = name  # its number follows from that, and not everybody needs it
         self._generators = generators  # None: they are left alone
         self._left: State | None = None
         self._outside: State | None = None
         self._rng: np.random.Generator | None = None
         self._token: Token[Own | Unseeded | None]
+
+    @property
+    def _number(self) -> int:
+        return sample_key(*self._name)
 
     def rng(self) -> np.random.Generator:
         """The generator that `sample_rng` gives."""
@@ -154,7 +158,7 @@ class Seeding:
 
     def own(self, name: Any, purpose: str = SAMPLE) -> Own:
         """The generators of a sample, or of a `purpose` that is named by one."""
-        return Own(sample_key(self._key, name, purpose), self.generators)
+        return Own((self._key, name, purpose), self.generators)
 
     def begin(self, name: Any, purpose: str = SAMPLE) -> None:
         """Seed the global generators for it, until others do."""

@@ -1,9 +1,9 @@
 """What a worker has freed, it keeps for the next samples.
 
-Samples are made and freed all the time, in pieces of some KiB to some MiB. glibc gives what is free at the end of a heap
-back to the system, from 128 KiB on, and has pieces of 128 KiB and more from the system each time, until it has learned
-better; and each thread has a heap of its own. The next sample then lies in pages that the kernel has to make and clear
-first: reading 128 KiB into them takes five times as long as into pages that were used before.
+Samples are made and freed all the time, in pieces of some KiB to some MiB. glibc gives what is free at the end of a
+heap back to the system, from 128 KiB on, and takes pieces of 128 KiB and more from the system each time, until it has
+learned better; and each thread has a heap of its own. The next sample then lies in pages that the kernel has to make
+and clear first: reading 128 KiB into them takes five times as long as into pages that were used before.
 
 So a worker keeps up to `KEPT` bytes for itself, and takes only what is very large from the system. Whoever has set any
 of this in the environment, or has another allocator, is left alone.

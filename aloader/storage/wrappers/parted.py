@@ -55,7 +55,7 @@ class Parted(Wrapper):
         reading = _Reading(self.store, request)
         if request.stop is not None and request.most is None:
             return await reading.rest(request.start, request.stop, self.part, self.at_once)
-        first = await ask(self.store, request._replace(most=self.part))
+        first = await ask(self.store, Request(request.key, request.start, request.stop, request.version, self.part))
         end = request.end(first.size)
         at = request.start + len(first.data)
         if at >= end:

@@ -10,11 +10,13 @@ import copy
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from math import inf
 from random import Random
 from typing import TypeVar
 
 from aloader.errors import BrokenTransfer, StorageError
 from aloader.storage.base import Request, Response, Store
+from aloader.storage.wrappers.deadlines import Deadlines
 from aloader.storage.wrappers.queueing import QUEUEING, Listener
 from aloader.storage.wrappers.retries import (
     ATTEMPTS,
@@ -50,6 +52,7 @@ class _Counts:
     def __init__(self, policy: RetryPolicy, jitter: Random) -> None:
         self.budget = Budget(policy.budget)
         self.jitter = jitter
+        self.deadlines = Deadlines()
         self.requests = self.retries = self.resumed = self.failed = 0
 
 
@@ -93,7 +96,9 @@ class Retrying(StatefulWrapper[_Counts]):
         self.policy = RetryPolicy(attempts, deadline, first_delay, most_delay, budget)
 
     def make(self, stack: AsyncExitStack) -> _Counts:
-        return _Counts(self.policy, self.generator())
+        counts = _Counts(self.policy, self.generator())
+        stack.callback(counts.deadlines.close)
+        return counts
 
     def stats(self) -> RetryStats:
         counts = self.here
@@ -118,7 +123,7 @@ class Retrying(StatefulWrapper[_Counts]):
     ) -> T:
         """Attempts until one succeeds or there is not to be another."""
         counts.requests += 1
-        clock = _Clock(self.policy.deadline)
+        clock = _Clock(self.policy.deadline, counts.deadlines)
         attempts = Attempts(self.policy, counts.budget, clock.now)
         last: BaseException | None = None
         try:
@@ -161,10 +166,11 @@ class _TooLate(Exception):  # noqa: N818
 class _Clock(Listener):
     """A deadline over all attempts, which stands still while an attempt waits for its turn."""
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(self, deadline: float, deadlines: Deadlines) -> None:
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._deadline = deadline
+        self._deadlines = deadlines
         self._waits = 0
         self._waiting_since = self._waited = 0.0
         self._timeout: asyncio.Timeout | None = None
@@ -182,11 +188,20 @@ class _Clock(Listener):
     def left(self) -> float:
         return self._deadline - self.spent
 
+    @property
+    def due(self) -> float:
+        return inf if self._waits else self._began + self._waited + self._deadline
+
+    def end(self) -> None:
+        if self._timeout is not None:
+            self._timeout.reschedule(self.now)
+
     async def bound(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """One attempt, ended with `_TooLate` when the deadline is over."""
         token = QUEUEING.set(self)
         try:
-            async with asyncio.timeout(self.left) as self._timeout:
+            async with asyncio.timeout(None) as self._timeout:
+                self._deadlines.watch(self)
                 return await attempt()
         except TimeoutError:
             assert self._timeout is not None
@@ -194,6 +209,10 @@ class _Clock(Listener):
                 raise _TooLate from None
             raise
         finally:
+            self._deadlines.forget(self)
+            if self._waits:  # given up before its turn
+                self._waits = 1
+                self._goes()
             QUEUEING.reset(token)
             self._timeout = None  # it holds the task, which holds the error, whose traceback holds this
 
@@ -201,17 +220,20 @@ class _Clock(Listener):
         if self._outside is not None:
             self._outside.waits()
         self._waits += 1
-        if self._waits == 1 and self._timeout is not None and not self._timeout.expired():
-            self._waiting_since = self._loop.time()
-            self._timeout.reschedule(None)
+        if self._waits == 1:
+            self._waiting_since = self.now
 
     def goes(self) -> None:
         if self._outside is not None:
             self._outside.goes()
+        self._goes()
+        if not self._waits and self._timeout is not None:
+            self._deadlines.watch(self)  # it is due again
+
+    def _goes(self) -> None:
         self._waits -= 1
-        if self._waits == 0 and self._timeout is not None and not self._timeout.expired():
-            self._waited += self._loop.time() - self._waiting_since
-            self._timeout.reschedule(self._loop.time() + self.left)
+        if self._waits == 0:
+            self._waited += self.now - self._waiting_since
 
 
 def _summed_up(error: StorageError, attempts: Attempts, seconds: float, why_not: str) -> StorageError:
