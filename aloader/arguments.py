@@ -13,7 +13,7 @@ from aloader.pool.pool import NO_WORKERS, WorkerPool
 from aloader.ranks import Ranks
 from aloader.sampling import DistributedSampler, ShuffledSampler
 from aloader.sampling.passes import samplers_in
-from aloader.worker.fetch import is_async, is_iterable
+from aloader.worker.kinds import is_async, is_iterable
 
 
 class Unasked(int):

@@ -31,8 +31,8 @@ from aloader.state.journal import Journal
 from aloader.state.resumable import Resumable
 from aloader.stats import LoaderStats
 from aloader.worker import calls, debug, stray
-from aloader.worker.fetch import is_async, is_iterable
 from aloader.worker.here import InlineBatches, ThreadedBatches
+from aloader.worker.kinds import is_async, is_iterable
 from aloader.worker.replay import replay
 
 T_co = TypeVar("T_co", covariant=True)

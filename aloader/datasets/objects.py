@@ -12,7 +12,7 @@ from aloader.datasets.folders import ObjectFolder
 from aloader.datasets.groups import GroupedObjects
 from aloader.datasets.listing import Listing, Suffix, Wanted, nothing_found
 from aloader.datasets.packed import Numbers
-from aloader.datasets.reader import ObjectReader, Transform, check_callable
+from aloader.datasets.reader import ELSEWHERE, ObjectReader, Transform, check_callable
 from aloader.storage import Store
 
 Place = str | os.PathLike[str]
@@ -203,6 +203,11 @@ class ObjectDataset:
         key = self.keys[index]
         size = -1 if self.sizes is None else int(self.sizes[index])
         return self._reader.apply(self.transform, await self._reader.read(key, size), key)
+
+    def at_hand(self, index: int) -> Any:
+        """The sample, if it can be had without waiting and nothing is drawn for it; else `ELSEWHERE`. (A worker asks
+        before it begins a task for it: for what lies in memory that costs as much as reading.)"""
+        return ELSEWHERE if self.draws_random_numbers else self._reader.at_hand(self.keys[index])
 
     async def __aenter__(self) -> Self:
         await self._reader.enter()

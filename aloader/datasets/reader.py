@@ -15,16 +15,25 @@ import os
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from aloader.datasets.decoders import Decode, at_once, decoder
 from aloader.errors import ObjectChanged
 from aloader.storage import BaseStore, Request, Store, open_store
+from aloader.storage.files import NOW_BYTES
 from aloader.storage.hops import Hops
 from aloader.storage.lifetime import PerLoop
 from aloader.storage.ranges import LARGE
 
 T = TypeVar("T")
+
+
+class _Elsewhere:
+    """See `ELSEWHERE`."""
+
+
+#: Not at hand: to be awaited.
+ELSEWHERE: Final = _Elsewhere()
 
 #: What a sample is, and what `decode` makes, is the user's affair.
 Transform = Callable[[Any], Any]
@@ -61,6 +70,18 @@ class ObjectReader:
         except Exception as error:
             error.add_note(f"while decoding {key!r} of {self.store!r} ({len(data)} bytes)")
             raise
+
+    def at_hand(self, key: str) -> Any:
+        """The object, decoded, if both can be had at once; `ELSEWHERE` if not. `NotOpen` where it is not entered."""
+        self._opened.get()
+        decode = self._decode
+        most = NOW_BYTES if decode is None else at_once(decode)
+        if not most or not isinstance(self.store, BaseStore):
+            return ELSEWHERE
+        data = self.store.get_now(key, most)
+        if data is None:
+            return ELSEWHERE
+        return data if decode is None else decode(data)
 
     async def _large(self, key: str, size: int) -> bytes:
         if not isinstance(self.store, BaseStore):

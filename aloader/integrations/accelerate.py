@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from aloader.integrations import parts
 from aloader.loader import DataLoader
-from aloader.worker.fetch import reads_async
+from aloader.worker.kinds import reads_async
 
 try:
     from accelerate import data_loader as _theirs

@@ -179,6 +179,12 @@ class BaseStore(ABC):
                 found[place] = answer.data[start - piece.start : stop - piece.start]
         return found
 
+    def get_now(self, key: str, most: int) -> bytes | None:
+        """The whole object if it is at hand, in memory, and has at most `most` bytes: in no more time than copying
+        takes. None if it is not, or if that is not known; whatever is wrong, `get` will say. Only for event loops that
+        may stand still for so long."""
+        return None
+
     async def get_many(self, keys: Iterable[str]) -> Blobs:
         """Several objects at once, in the order asked for."""
         return await together(map(self.get, keys))

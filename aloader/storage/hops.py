@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from aloader.errors import NotOpen
+from aloader.storage.luck import Luck
 
 #: Seconds: well over what a group of small files takes from the page cache, well under what a disk or NFS takes.
 SLOW: Final = 0.002
@@ -33,6 +34,7 @@ class Hops:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._threads, self._joining = threads, joining
         self._gathered: deque[_Call] = deque()
+        self.luck = Luck()  # of those who try to do without
         self._groups: dict[asyncio.Future[None], deque[_Call]] = {}
 
     def call(self, function: Callable[[Any], Any], argument: Any) -> asyncio.Future[Any]:

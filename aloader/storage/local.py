@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -17,7 +18,7 @@ from typing import Final, Literal, Self, TypeVar
 from aloader.errors import AccessDenied, BadKey, BadRange, KeyNotFound, ObjectChanged, StorageError, StoreNotFound
 from aloader.storage import files
 from aloader.storage.base import BaseStore, Blobs, ObjectInfo, Request, Response, check_data, check_key
-from aloader.storage.hops import Hops
+from aloader.storage.hops import SLOW, Hops
 from aloader.storage.lifetime import PerLoop
 from aloader.storage.ranges import PART, Range, check_range
 
@@ -30,6 +31,10 @@ Infos = list[ObjectInfo]
 #: Threads that read. Only slow files need more than one (see `hops`): so many of them are then read side by side. Over
 #: a network each waits for an answer, and the server has many disks.
 THREADS: Final = {"local": 8, "nfs": 32}
+
+#: Whether the system tells what is in memory (Linux does); and how many bytes a second it copies at the very least.
+NOWAIT: Final = hasattr(os, "RWF_NOWAIT")
+SLOWEST_COPY: Final = 1e9
 
 #: Objects of a listing that come out of the threads together, and those whose sizes one call asks for.
 LISTED_AT_ONCE: Final = 1000
@@ -86,6 +91,20 @@ class LocalStore(BaseStore):
         self._check(key)
         begin, end = (0, None) if start is stop is None else check_range(start, stop)
         data: bytes = await hops.call(self._get, (key, begin, end)) if begin != end else b""
+        return data
+
+    def get_now(self, key: str, most: int) -> bytes | None:
+        """The whole file if it lies in the system's memory. Opening it may look at the disk: where that takes long, or
+        files are seldom in memory, this soon gives up, for a while."""
+        hops = self._opened.get()
+        if self.profile != "local" or not NOWAIT or not hops.luck.tries():
+            return None
+        began = time.perf_counter()
+        try:
+            data = files.read_now(f"{self._folder}/{self._check(key)}", min(most, files.NOW_BYTES))
+        except OSError:  # it is not there, or the file system does not tell what is in memory
+            data = None
+        hops.luck.had(data is not None and time.perf_counter() - began < SLOW + len(data) / SLOWEST_COPY)
         return data
 
     async def get_ranges(self, key: str, ranges: Sequence[Range]) -> Blobs:

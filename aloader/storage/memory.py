@@ -81,6 +81,10 @@ class MemoryStore(BaseStore):
         whole = request.start == 0 and (request.stop is None or request.stop >= len(data))
         return Response(bytes(data if whole else data[request.start : request.stop]), len(data))
 
+    def get_now(self, key: str, most: int) -> bytes | None:
+        found = self._objects.get(key)
+        return found if found is not None and len(found) <= most and self._opened.is_open else None
+
     async def size(self, key: str) -> int:
         return len(self._object(key))
 

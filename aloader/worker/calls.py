@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from aloader.channel.carry import carry, restore
-from aloader.worker.fetch import parts
+from aloader.worker.kinds import parts
 
 
 def holders(dataset: Any, method: str) -> list[Any]:

@@ -18,9 +18,10 @@ from aloader.channel.messages import Ticket
 from aloader.channel.status import Doing
 from aloader.storage.permits import PERMITS, Permits
 from aloader.worker.bench import Bench, Clock
-from aloader.worker.fetch import Failed, Fetcher, Note, parts
+from aloader.worker.fetch import Failed, Fetcher, Note
 from aloader.worker.generators import Seeding
 from aloader.worker.inline import TurnsAsync
+from aloader.worker.kinds import parts
 from aloader.worker.stream import StreamFetcher
 
 
@@ -60,7 +61,8 @@ class _Server:
         self._writing = False
         dataset = bench.job.dataset if bench.broken is None else None
         self._fetcher: Fetcher | StreamFetcher
-        self._fetcher = Fetcher(dataset, bench.start.auto_collation, bench.start.concurrency, threads)
+        start = bench.start
+        self._fetcher = Fetcher(dataset, start.auto_collation, start.concurrency, threads, may_block=True)
         self._reading = -1  # the epoch whose share of an iterable dataset is being read
 
     async def run(self, begun: TurnsAsync | None) -> None:

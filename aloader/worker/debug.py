@@ -23,19 +23,9 @@ from aloader.channel.record import Record
 from aloader.errors import LoaderBusy, LoaderClosed
 from aloader.worker.bench import blame
 from aloader.worker.emulation import Place, Team, stepped
-from aloader.worker.fetch import (
-    Failed,
-    _awaited,
-    blamed,
-    close_all,
-    fetch_inline,
-    has_awaitables,
-    is_async,
-    purpose_of_awaited,
-    reads_async,
-    seeded,
-)
+from aloader.worker.fetch import Failed, _awaited, blamed, close_all, fetch_inline, has_awaitables, seeded
 from aloader.worker.generators import AWAITED, COLLATE, TOGETHER_AWAITED, Seeding, driven, kept, unseeded
+from aloader.worker.kinds import is_async, purpose_of_awaited, reads_async
 from aloader.worker.local import presentable
 from aloader.worker.states import Generators
 from aloader.worker.stream import Dry, Stream

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Protocol
 
-from torch.utils.data import ChainDataset, ConcatDataset, IterableDataset, StackDataset, Subset
-
+from aloader.worker import at_hand
 from aloader.worker.flight import Begin, Cancelled, Flight
-from aloader.worker.generators import AWAITED, SAMPLE, TOGETHER, TOGETHER_AWAITED, Own, Seeding, driven
+from aloader.worker.generators import AWAITED, TOGETHER, TOGETHER_AWAITED, Own, Seeding, driven
+from aloader.worker.kinds import draws_random_numbers, fetches_together, is_coroutine_function
 
 
 class Note(Protocol):
@@ -40,95 +40,6 @@ class Failed(Exception):  # noqa: N818
         super().__init__(position)
         self.position = position
         self.cause = cause
-
-
-def parts(dataset: Any) -> Iterator[Any]:
-    """A dataset and those inside it, through torch's wrappers (`Subset`, `ConcatDataset`, `StackDataset`)."""
-    seen: set[int] = set()
-    todo = [dataset]
-    while todo:
-        one = todo.pop()
-        if id(one) in seen or isinstance(one, str | bytes | int | float | None):
-            continue
-        seen.add(id(one))
-        yield one
-        attributes = getattr(one, "__dict__", {})
-        inner = attributes.get("datasets", ())
-        if isinstance(inner, dict):
-            inner = inner.values()
-        todo.extend(x for x in (*_few(inner), attributes.get("dataset")) if _is_dataset(x))
-
-
-def _is_dataset(x: Any) -> bool:
-    return hasattr(type(x), "__getitem__") or hasattr(type(x), "__aiter__")
-
-
-def is_iterable(dataset: Any) -> bool:
-    """Whether a dataset is read from its front: torch's `IterableDataset`, or what only `async for` can read."""
-    if isinstance(dataset, IterableDataset):
-        return True
-    return hasattr(type(dataset), "__aiter__") and not hasattr(type(dataset), "__getitem__")
-
-
-def reads_async(dataset: Any) -> bool:
-    """Whether it is read with `async for`; torch's `ChainDataset` is, if any of its parts is."""
-    if type(dataset) is ChainDataset:
-        return any(map(reads_async, dataset.datasets))
-    return hasattr(type(dataset), "__aiter__") and is_iterable(dataset)
-
-
-def _few(inner: Any) -> list[Any]:
-    return list(inner) if isinstance(inner, list | tuple) or type(inner).__name__ == "dict_values" else []
-
-
-def is_async(dataset: Any) -> bool:
-    """Whether a dataset shows that it is async: by a coroutine function, by `async with` or by `async for`."""
-    return reads_async(dataset) or any(
-        inspect.iscoroutinefunction(getattr(type(part), "__getitem__", None))
-        or inspect.iscoroutinefunction(getattr(type(part), "__getitems__", None))
-        or hasattr(type(part), "__aenter__")
-        for part in parts(dataset)
-    )
-
-
-def is_coroutine_function(dataset: Any) -> bool:
-    """Whether its samples are coroutines, of which nothing has run when they are returned."""
-    method = getattr(type(dataset), "__getitem__", None)
-    if method in (Subset.__getitem__, ConcatDataset.__getitem__, StackDataset.__getitem__):
-        return all(map(is_coroutine_function, _inside(dataset)))
-    return inspect.iscoroutinefunction(method)
-
-
-def draws_random_numbers(dataset: Any) -> bool:
-    """Whether its samples may draw from the global generators.
-
-    A dataset that says `draws_random_numbers = False`, as do all that are inside it, is spared having them set for each
-    step of each sample: most of what an async sample costs here."""
-    return not all(getattr(part, "draws_random_numbers", True) is False or _is_torchs(part) for part in parts(dataset))
-
-
-def _is_torchs(dataset: Any) -> bool:
-    return type(dataset) in (Subset, ConcatDataset, StackDataset)
-
-
-def fetches_together(dataset: Any, seeded: bool = False) -> bool:
-    """Whether a batch is fetched by one call. Torch's wrappers only pass it on: where that comes to single samples, and
-    each is to be `seeded`, they are fetched so."""
-    if not getattr(dataset, "__getitems__", None):
-        return False
-    by_torch = getattr(type(dataset), "__getitems__", None) in (Subset.__getitems__, StackDataset.__getitems__)
-    return not (seeded and by_torch) or any(fetches_together(inner, seeded) for inner in _inside(dataset))
-
-
-def purpose_of_awaited(dataset: Any, batched: bool) -> str:
-    """What the generators are for of an awaitable that was returned: a sample's, or beside those of the call's."""
-    return SAMPLE if is_coroutine_function(dataset) and not (batched and fetches_together(dataset, True)) else AWAITED
-
-
-def _inside(dataset: Any) -> list[Any]:
-    """What a wrapper of torch's is around."""
-    inner: Any = [dataset.dataset] if isinstance(dataset, Subset) else dataset.datasets
-    return list(inner.values() if isinstance(inner, dict) else inner)
 
 
 def has_awaitables(fetched: Any) -> bool:
@@ -193,10 +104,19 @@ class Fetcher:
     At most `concurrency` samples are in flight at once over all tickets, the earliest asked for first.
     """
 
-    def __init__(self, dataset: Any, batched: bool, concurrency: int, threads: Executor | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        batched: bool,
+        concurrency: int,
+        threads: Executor | None = None,
+        *,
+        may_block: bool = False,
+    ) -> None:
+        """`may_block`: the loop is a worker's own, and may stand still while a sample that is at hand is copied."""
         self._dataset = dataset
         self._batched = batched
-        self._limit = concurrency
+        self._take = at_hand.taker(dataset) if may_block else None
         self._flight = Flight(concurrency)
         self._threads = threads
         self._coroutines = is_coroutine_function(dataset)
@@ -217,7 +137,21 @@ class Fetcher:
             return sample
         if fetches_together(self._dataset, seeding is not None):
             return await self._many(indices, note, seeding)
+        if self._take is not None:
+            return await self._with_what_is_at_hand(self._take, list(indices), note, seeding)
         return await self._all([partial(self._sample, i, index, note, seeding) for i, index in enumerate(indices)])
+
+    async def _with_what_is_at_hand(self, take: at_hand.Take, indices: list[Any], note: Note, seeding: Any) -> Any:
+        taken = at_hand.Taken(indices)
+        try:
+            await taken.take(take, note)
+        except BaseException as error:
+            raise blamed(taken.position, error) from None
+        if missing := taken.missing:
+            rest: list[Begin] = [partial(self._sample, at, indices[at], note, seeding) for at in missing]
+            for place, sample in zip(missing, await self._all(rest), strict=True):
+                taken.samples[place] = sample
+        return taken.samples
 
     async def _all(self, begins: list[Begin]) -> list[Any]:
         try:

@@ -24,8 +24,8 @@ from aloader.ranks import Ranks
 from aloader.worker import concurrent, cuda, inline, seeds, tasks
 from aloader.worker.bench import Bench, guarded
 from aloader.worker.breakpoints import Breakpoints
-from aloader.worker.fetch import is_async
 from aloader.worker.heap import keep_what_is_freed
+from aloader.worker.kinds import is_async
 
 try:
     from uvloop import new_event_loop

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from aloader.channel.messages import Ticket
 from aloader.channel.replica import replicator
 from aloader.worker.concurrent import enter
-from aloader.worker.fetch import Failed, Fetcher, has_awaitables, is_async, seeded
+from aloader.worker.fetch import Failed, Fetcher, has_awaitables, seeded
 from aloader.worker.generators import AWAITED, SAMPLE, TOGETHER, Seeding, kept, unseeded
+from aloader.worker.kinds import is_async
 from aloader.worker.states import Generators
 
 

@@ -18,8 +18,9 @@ from typing import Any
 from torch.utils.data import ChainDataset
 
 from aloader.channel.marks import Resume, is_stateful
-from aloader.worker.fetch import Failed, Fetcher, Note, Progress, blamed, close_all, reads_async
+from aloader.worker.fetch import Failed, Fetcher, Note, Progress, blamed, close_all
 from aloader.worker.generators import OPEN, Seeding, driven
+from aloader.worker.kinds import reads_async
 from aloader.worker.marks import Marker, load, tell
 
 

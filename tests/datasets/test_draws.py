@@ -8,7 +8,7 @@ import pytest
 
 from aloader.datasets import ImageFolder, ObjectDataset
 from aloader.storage import MemoryStore
-from aloader.worker.fetch import draws_random_numbers
+from aloader.worker.kinds import draws_random_numbers
 
 
 def flipped(value: Any) -> Any:
