@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from torch.utils.data import Subset
 
+from aloader.channel.messages import Ticket
 from aloader.datasets import ObjectDataset
 from aloader.errors import KeyNotFound
 from aloader.storage import LocalStore, MemoryStore
 from aloader.storage.luck import MOST, PAUSE, Luck
 from aloader.worker.fetch import Failed, Fetcher
+from aloader.worker.generators import Seeding
 
 KEYS = [f"{i}" for i in range(6)]
 
@@ -51,7 +53,9 @@ async def test_files_in_memory_are_taken_and_all_samples_come_in_order(folder: P
     async with ObjectDataset(store, KEYS, decode="text") as dataset:
         assert await fetcher(dataset).fetch([3, 1, 5], note) == ["3" * 1000, "1" * 1000, "5" * 1000]
         assert noted == [0, 1, 2]
-        assert await fetcher(Subset(dataset, [4, 0])).fetch([1, 0], note) == ["0" * 1000, "4" * 1000]  # type: ignore[arg-type]
+        part: Any = Subset(dataset, [4, 0])  # type: ignore[arg-type]
+        seeding = Seeding.of(None, Ticket(0, 0, 0, [1, 0], 0, 99), True)
+        assert await fetcher(part).fetch([1, 0], note, seeding) == ["0" * 1000, "4" * 1000]
     assert store.awaited == 0 or not hasattr(os, "RWF_NOWAIT")
 
 
