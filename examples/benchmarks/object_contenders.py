@@ -12,37 +12,39 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import harness
-import numpy as np
 import torch
 import uvloop
 
 import aloader
 from aloader.datasets import ObjectDataset, PackedList
 from aloader.options import CONCURRENCY, WORKER_NICENESS, share_of
+from aloader.sampling import ShuffledSampler
 from aloader.storage import open_store
 from aloader.testing import FaultServer, Synthetic
 
 MIB = 1 << 20
 THREADS = 32
-FAR_AHEAD = 16
 BARE_WARM_UP = 0.5
 EDGE = 64
 PAGE = 4096
 
-#: Of each of aloader's loaders: all contenders are open at once, and its default is a quarter of the machine.
-MEMORY_LIMIT = "1GiB"
+#: Of each of aloader's loaders, for small and for large objects: all contenders are open at once, and its default is a
+#: quarter of the machine.
+MEMORY_LIMIT = ("4GiB", "1GiB")
+
+#: Samples of an epoch that never ends.
+ENDLESS = 1 << 40
 
 #: What each contender needs beside torch: the module, and what brings it.
 NEEDS = {
     "aloader": ("aiobotocore", "aloader[s3]"),
     "aloader, hedged": ("aiobotocore", "aloader[s3]"),
-    "aloader, far ahead": ("aiobotocore", "aloader[s3]"),
     "torch + boto3": ("boto3", "boto3"),
     "torch + 32 threads": ("boto3", "boto3"),
     "litdata": ("litdata", "litdata obstore"),
@@ -50,8 +52,8 @@ NEEDS = {
     "bare client": ("aiobotocore", "aloader[s3]"),
 }
 
-#: Half of the batches that a loader may have in advance for each worker; 1 for the others.
-AHEAD = {"aloader": 4, "aloader, hedged": 4, "aloader, far ahead": FAR_AHEAD}
+#: The batches that a loader may have in advance for each worker; 2 for the others.
+AHEAD = {"aloader": 32, "aloader, hedged": 32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +82,43 @@ def size_of(nbytes: int) -> str:
     return f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes / 1024:g} KiB"
 
 
+def endless(cell: Cell) -> torch.utils.data.Sampler[int]:
+    """Numbers without end; modulo the number of objects they are the order."""
+    if cell.order == "shuffled":
+        return ShuffledSampler(ENDLESS)
+    return torch.utils.data.SequentialSampler(range(ENDLESS))
+
+
 class Passes(torch.utils.data.Sampler[int]):
-    """All indices, again and again."""
+    """The order, for those that must be given the numbers of objects."""
 
     def __init__(self, cell: Cell) -> None:
-        self.count, self.shuffled = cell.count, cell.order == "shuffled"
+        self.cell = cell
 
     def __len__(self) -> int:
-        return 1 << 40
+        return ENDLESS
 
     def __iter__(self) -> Iterator[int]:
-        generator = np.random.default_rng(0)
-        while True:
-            yield from generator.permutation(self.count).tolist() if self.shuffled else range(self.count)
+        return (number % self.cell.count for number in endless(self.cell))
+
+
+class Endless(Sequence[str]):
+    """The keys for numbers without end."""
+
+    def __init__(self, keys: PackedList[str]) -> None:
+        self.keys = keys
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __getitem__(self, number: Any) -> Any:
+        return self.keys[number % len(self.keys)]
+
+
+class Tensors(ObjectDataset):
+    """Its transform draws nothing."""
+
+    draws_random_numbers = False
 
 
 class Check:
@@ -259,9 +285,9 @@ def contenders(
     keys = PackedList(objects.key(index) for index in range(cell.count))
 
     def ours(place: Any, **more: Any) -> harness.Contender:
-        dataset = ObjectDataset(place, keys, transform=as_tensor)
-        more["memory_limit"] = MEMORY_LIMIT
-        return harness.Awaiting(lambda: aloader.DataLoader(dataset, **common, **more), Check(cell, objects))
+        dataset = Tensors(place, Endless(keys), transform=as_tensor)
+        more |= {"sampler": endless(cell), "memory_limit": MEMORY_LIMIT[cell.nbytes >= MIB]}
+        return harness.Awaiting(lambda: aloader.DataLoader(dataset, **common | more), Check(cell, objects))
 
     def torchs(dataset: Any) -> torch.utils.data.DataLoader[Any]:
         return torch.utils.data.DataLoader(dataset, worker_init_fn=give_way, **common)
@@ -275,7 +301,6 @@ def contenders(
     made: dict[str, Callable[[], harness.Contender]] = {
         "aloader": lambda: ours(server.url()),
         "aloader, hedged": lambda: ours(open_store(server.url(), hedge=True)),
-        "aloader, far ahead": lambda: ours(server.url(), prefetch_factor=FAR_AHEAD),
         "torch + boto3": lambda: harness.Blocking(lambda: torchs(Boto3(server, keys)), Check(cell, objects)),
         "torch + 32 threads": lambda: harness.Blocking(
             lambda: torchs(Boto3Threads(server, keys)), Check(cell, objects)

@@ -14,8 +14,6 @@ server is waited for until nobody asks it anything; what a loader holds in advan
 
 - *aloader*: `ObjectDataset` on the URL, `async for`, everything at its default but for a `memory_limit` of 1 GiB
 - *aloader, hedged*: on `open_store(url, hedge=True)`
-- *aloader, far ahead*: with `prefetch_factor=16`, so that a worker has other batches to fetch while one waits for a
-  sample that is late
 - *torch + boto3*: `get_object` in `__getitem__`
 - *torch + 32 threads*: boto3 in 32 threads for each worker, in `__getitems__`
 - *litdata*: `StreamingRawDataset` in torch's loader, as it comes, with `obstore` if that is installed
@@ -62,7 +60,7 @@ import os
 import sys
 import time
 import warnings
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +72,7 @@ from aloader.options import CONCURRENCY, share_of
 from aloader.testing import Faults, FaultServer, Latency, Synthetic
 
 BANDWIDTH = 55.0 * MIB
+LATENCIES = ["standard body", "standard", "standard stalls", "express"]
 
 #: A batch that comes within so many seconds was ready. So many are consumed at most to find one that was not.
 READY = 0.001
@@ -98,7 +97,7 @@ class Measured:
     """A contender, with the server's view of it."""
 
     def __init__(self, name: str, inner: harness.Contender, cell: Cell, server: FaultServer) -> None:
-        self._held = 2 * cell.workers * AHEAD.get(name, 1)
+        self._held = cell.workers * AHEAD.get(name, 2)
         self._inner, self._cell, self._server = inner, cell, server
         self.first = 0.0
         self.turns: list[Turn] = []
@@ -145,10 +144,23 @@ class Measured:
             time.sleep(0.05)
 
 
+def faults_of(name: str) -> Faults:
+    """Latencies by name; "standard body" is the log-normal distribution alone, without the one request in a hundred
+    that is ten times slower, and "standard stalls" has, besides, one in a thousand that stands still for 2 to 10 s."""
+    preset, _, kind = name.partition(" ")
+    latency = Latency.preset(preset)
+    if kind == "body":
+        latency = replace(latency, slow=0.0)
+    return Faults(
+        latency=latency,
+        stalled=0.001 if kind == "stalls" else 0.0,
+        bandwidth=BANDWIDTH if preset != "none" else 0.0,
+    )
+
+
 def measure(cell: Cell, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     objects = Synthetic(cell.count, cell.nbytes)
-    faults = Faults(latency=Latency.preset(cell.latency), bandwidth=BANDWIDTH if cell.latency != "none" else 0.0)
-    with FaultServer(objects, faults) as server:
+    with FaultServer(objects, faults_of(cell.latency)) as server:
         os.environ.update(server.environment())
         inner = contenders(cell, server, objects, options.contender)
         measured = {name: Measured(name, each, cell, server) for name, each in inner.items()}
@@ -219,7 +231,7 @@ def plot(results: list[dict[str, Any]], folder: Path) -> None:
         grid[0][0].legend()
         figure.suptitle(f"Latency of “{latency}”, {order}")
         figure.tight_layout()
-        figure.savefig(folder / f"object_store-{latency}-{order}.png", dpi=120)
+        figure.savefig(folder / f"object_store-{latency.replace(' ', '-')}-{order}.png", dpi=120)
         pyplot.close(figure)
 
 
@@ -239,7 +251,7 @@ def draw(axes: Any, results: list[dict[str, Any]], what: str, title: str) -> Non
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--latency", nargs="+", help="of Latency.preset (standard, express)")
+    parser.add_argument("--latency", nargs="+", help="see `faults_of`; as it is: " + ", ".join(LATENCIES))
     parser.add_argument("--size", nargs="+", type=int, help="bytes of an object (4 KiB, 100 KiB, 8 MiB)")
     parser.add_argument("--order", nargs="+", choices=["shuffled", "sequential"], default=["shuffled", "sequential"])
     parser.add_argument("--workers", nargs="+", type=int)
@@ -251,7 +263,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--plots", metavar="FOLDER", help="PNGs by matplotlib")
     options = parser.parse_args()
     quick = options.quick
-    options.latency = options.latency or (["standard"] if quick else ["standard", "express"])
+    options.latency = options.latency or (["standard"] if quick else LATENCIES)
     options.size = options.size or ([100 << 10] if quick else [4 << 10, 100 << 10, 8 << 20])
     options.order = ["shuffled"] if quick else options.order
     options.workers = options.workers or ([2] if quick else [1, 2, 4, 8])
