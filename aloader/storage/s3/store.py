@@ -115,6 +115,11 @@ class S3Store(BaseStore):
         await self._opened.leave()
 
     @property
+    def identity(self) -> str:
+        """The bucket and its server, which may be named by the environment."""
+        return f"s3://{self.bucket}/{self.prefix} at {self.endpoint}"
+
+    @property
     def endpoint(self) -> str:
         """The server, for those who read of it: its URL, or Amazon's name."""
         return self._settings().endpoint or "Amazon S3"

@@ -183,6 +183,4 @@ def _identity(store: Store) -> str:
             f"a {type(store).__name__} does not say by its repr where it is, so that its objects could be told from "
             "those of others in the cache: give it a __repr__ (or an `identity`), or Cached a namespace="
         )
-    if getattr(store, "endpoint_url", "") is None:  # a bucket: then the environment may say which server is meant
-        return f"{identity} {os.environ.get('AWS_ENDPOINT_URL_S3') or os.environ.get('AWS_ENDPOINT_URL') or ''}"
     return identity
