@@ -45,6 +45,8 @@ class Link:
         end.setblocking(False)
         self._socket = end
         self._lock = threading.Lock()
+        self._writer = 0  # the thread that has the lock
+        self._closing = False
         self._out: deque[tuple[bytes | memoryview, int]] = deque()  # (bytes, descriptor to send with them or -1)
         self._releases: deque[tuple[int, int]] = deque()
         self._in = bytearray()
@@ -68,24 +70,31 @@ class Link:
         """Tell the worker that a lease has ended: at once where nobody is writing, else with what is being written."""
         self._releases.append((segment, offset))
         while self._releases and self._lock.acquire(blocking=False):
-            try:
-                if not self._write():
-                    return
-            finally:
-                self._lock.release()
+            if not self._write_and_unlock():
+                return
 
     def flush(self) -> bool:
         """Write what fits; True if nothing is left."""
         while self._out or self._releases:
-            with self._lock:  # another thread's release may be writing: it never blocks, so this is short
-                if not self._write():
-                    return False
+            self._lock.acquire()  # another thread's release may be writing: it never blocks, so this is short
+            if not self._write_and_unlock():
+                return False
         return True
 
     @property
     def pending(self) -> bool:
         """Whether something waits to be written."""
         return bool(self._out or self._releases)
+
+    def _write_and_unlock(self) -> bool:
+        self._writer = threading.get_ident()
+        try:
+            return self._write()
+        finally:
+            self._writer = 0
+            self._lock.release()
+            if self._closing:
+                self.close()
 
     def _write(self) -> bool:
         self._take_releases()
@@ -190,8 +199,15 @@ class Link:
         return self._socket.fileno() < 0
 
     def close(self) -> None:
-        """Close the socket and whatever descriptors wait in either direction. Idempotent."""
+        """Close the socket and whatever descriptors wait in either direction. Idempotent.
+
+        Where this thread is just writing (a collection of garbage that began meanwhile has found the link's owner), it
+        is closed as soon as that is over.
+        """
         self.ended = True
+        self._closing = self._writer == threading.get_ident()
+        if self._closing:
+            return
         with self._lock:
             self._drop_output()
         while self._descriptors:

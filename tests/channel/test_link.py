@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import threading
+from collections import deque
 
 import pytest
 
@@ -136,3 +137,21 @@ def test_descriptors_that_run_out_leave_none_open(links):
     b.close()
     assert b.ended
     assert len(os.listdir("/proc/self/fd")) <= len(before)
+
+
+def test_closing_from_within_a_release_waits_for_its_end_and_blocks_nobody() -> None:
+    """As a collection of garbage does that begins while a lease's end is being written."""
+    mine, theirs = pair()
+
+    class Places(deque[tuple[int, int]]):
+        def popleft(self) -> tuple[int, int]:
+            link.close()
+            assert not link.closed
+            return super().popleft()
+
+    link = Link(mine)
+    link._releases = Places()
+    link.release(1, 2)
+    assert link.closed
+    assert theirs.recv(100) == b""
+    theirs.close()
