@@ -131,7 +131,7 @@ def assert_once_each(lines: list[dict[str, Any]]) -> None:
 
 def test_stopped_by_sigterm_it_goes_on_with_other_ranks_and_every_sample_comes_once(tmp_path: Path, data: Path) -> None:
     training = Resumed(tmp_path, data)
-    for ranks, workers, epoch in ((4, 1, 0), (2, 0, 1)):
+    for ranks, workers, epoch in ((3, 1, 0),):
         running = training.start(ranks, workers)
         running.until(epoch, steps=5)
         running.process.send_signal(signal.SIGTERM)
@@ -139,10 +139,10 @@ def test_stopped_by_sigterm_it_goes_on_with_other_ranks_and_every_sample_comes_o
         assert not [line for line in running.lines if "SIGKILL" in line or "WorkerLost" in line]
         (saved,) = {max(line["step"] for line in training.audit() if line["rank"] == rank) for rank in range(ranks)}
         assert training.saved_step() == saved, "ranks did not stop at the same step, which is the one that was saved"
-    last = training.start(3, workers=0)
+    last = training.start(2, workers=0)
     assert last.end() == 0, "".join(last.lines)
     lines = training.audit()
-    assert {line["rank"] for line in lines if line["epoch"] == 0} == {0, 1, 2, 3}
+    assert {line["rank"] for line in lines if line["epoch"] == 0} == {0, 1, 2}
     assert_once_each(lines)
 
 
