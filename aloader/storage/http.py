@@ -69,6 +69,7 @@ class HTTPStore(BaseStore):
                 return await self._nothing(request, answer.headers)
             with self._understood(request.key):
                 extent = answers.extent_of(answer.status, answer.headers)
+                answers.check_beginning(request, extent)
             version = answers.version_of(answer.headers)
             if request.version and version != request.version:
                 raise ObjectChanged(f"{request.key!r} in {self!r} has been replaced meanwhile", request.key)

@@ -70,6 +70,12 @@ def extent_of(status: int, headers: Mapping[str, str]) -> Extent:
     return Extent(int(found[1]), int(found[2]) + 1, int(found[3]))
 
 
+def check_beginning(request: Request, extent: Extent) -> None:
+    """Whether the first byte that was asked for can be in the body: what comes behind it is no part of an answer."""
+    if extent.start > request.start:
+        raise Unclear(f"bytes from {request.start} on were asked for, and those from {extent.start} on came")
+
+
 def size_when_unsatisfied(headers: Mapping[str, str]) -> int | None:
     """The object's size in an answer of 416, where it is told."""
     found = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))

@@ -24,7 +24,7 @@ from aloader.errors import (
     StoreUnreachable,
     Throttled,
 )
-from aloader.storage import HTTPStore, Request
+from aloader.storage import HTTPStore, Request, Retrying
 from aloader.storage.http_answers import Extent, extent_of, retry_after, size_when_unsatisfied
 
 
@@ -337,3 +337,16 @@ def test_without_its_extra_the_command_that_installs_it_is_said() -> None:
     assert done.stderr.splitlines()[-1] == (
         'ModuleNotFoundError: HTTP stores need aiohttp: pip install "aloader[http]"'
     )
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("length", [None, 9])
+async def test_an_answer_that_begins_behind_what_was_asked_for_is_not_taken_for_it(length: int | None) -> None:
+    def later(asked: Asked) -> bytes:
+        if asked.headers["range"] != "bytes=2-":
+            return answer(206, b"9", "Content-Range: bytes 9-9/10", 'ETag: "1"')
+        return answer(206, b"56789", "Content-Range: bytes 5-9/10", 'ETag: "1"', "Connection: close", length=length)
+
+    async with serving(later) as (url, _), Retrying(HTTPStore(url), first_delay=0) as store:
+        with pytest.raises(StorageError, match="bytes from 2 on were asked for, and those from 5 on came"):
+            await store.get("k", 2)
