@@ -117,11 +117,11 @@ def refusal(place: str, store: object, key: str, status: int, headers: Mapping[s
 
 def retry_after(text: str, now: float) -> float:
     """Seconds, of a header that has them, or a date; 0 for what is neither."""
-    if (seconds := _number(text)) is not None:
-        return float(seconds)
     try:
+        if (seconds := _number(text)) is not None:
+            return float(seconds)
         return max(0.0, parsedate_to_datetime(text).timestamp() - now)
-    except ValueError:
+    except (ValueError, OverflowError):  # the latter of numbers that no clock has
         return 0.0
 
 

@@ -321,6 +321,8 @@ def test_how_long_to_wait_is_seconds_or_a_date() -> None:
     assert retry_after("120", 0) == 120
     assert retry_after("Thu, 01 Jan 1970 00:01:00 GMT", 20) == 40
     assert retry_after("Thu, 01 Jan 1970 00:01:00 GMT", 200) == retry_after("", 0) == retry_after("soon", 0) == 0
+    for absurd in ("9" * 400, "9" * 5000, f"01 Jan {9**20} 00:00:00 +0000", f"Thu, 01 Jan 1970 00:01:00 +{9**20}"):
+        assert retry_after(absurd, 0) == 0
 
 
 WITHOUT_EXTRA = """
