@@ -110,7 +110,7 @@ class _Race:
         while running:
             done, running = await asyncio.wait(running, return_when=FIRST_COMPLETED)
             for task in done:
-                if task.exception() is None:
+                if not task.cancelled() and task.exception() is None:
                     return task.result()
         return None
 

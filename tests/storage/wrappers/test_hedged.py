@@ -78,6 +78,14 @@ def test_if_both_fail_it_is_the_first_ones_error() -> None:
     assert race(taught([(1.9, first), (0.1, second)]))[0] is first
 
 
+def test_a_second_request_that_its_store_drops_does_not_cancel_whoever_asks() -> None:
+    def dropped(request: Request, answer: Response) -> Response:
+        raise asyncio.CancelledError
+
+    first = ServerFailed("first")
+    assert race(taught([(1.5, first), (1.0, dropped)]))[0] is first
+
+
 def test_an_error_before_anything_is_late_is_raised_at_once() -> None:
     inner = taught([(0.5, ServerFailed("500"))])
     error, seconds = race(inner)
