@@ -8,6 +8,7 @@ import pickle
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -352,3 +353,15 @@ async def test_an_answer_that_begins_behind_what_was_asked_for_is_not_taken_for_
     async with serving(later) as (url, _), Retrying(HTTPStore(url), first_delay=0) as store:
         with pytest.raises(StorageError, match="bytes from 2 on were asked for, and those from 5 on came"):
             await store.get("k", 2)
+
+
+@pytest.mark.asyncio
+async def test_a_traceback_does_not_show_what_an_answer_that_is_none_was_asked_with() -> None:
+    async with (
+        serving(lambda asked: b"garbage\r\n\r\nConnection: close") as (url, _),
+        HTTPStore(f"{url}/data?signature=s3cret", headers={"Authorization": "t0ken"}) as store,
+    ):
+        with pytest.raises(BrokenTransfer, match="before it answered") as caught:
+            await store.get("k")
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "s3cret" not in shown and "t0ken" not in shown
