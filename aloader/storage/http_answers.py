@@ -15,7 +15,7 @@ from aloader.errors import AccessDenied, KeyNotFound, ObjectChanged, ServerFaile
 from aloader.storage.base import Request
 
 #: "bytes 0-99/1234", "bytes 0-99/*", "bytes */1234"
-_CONTENT_RANGE: Final = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(?:(\d+)|\*)\s*", re.IGNORECASE)
+_CONTENT_RANGE: Final = re.compile(r"bytes\s+(?:(\d{1,19})-(\d{1,19})|\*)/(?:(\d{1,19})|\*)\s*", re.IGNORECASE)
 
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 

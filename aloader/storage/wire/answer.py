@@ -212,6 +212,6 @@ def whole_size(status: int, headers: Headers) -> int:
     """The size of the object that an answer is about; -1 if it does not say."""
     if status == 206:
         total = headers.get(b"content-range", b"").rpartition(b"/")[2]
-        return int(total) if total.isdigit() else -1
+        return int(total) if total.isdigit() and len(total) < 20 else -1
     length = headers.get(b"content-length", b"")
     return int(length) if status == 200 and length.isdigit() else -1
