@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aloader.errors import BadRange
+from aloader.errors import BadRange, StorageError
 from aloader.storage.base import Request, Response
 from aloader.storage.s3.answers import ceiling, read
 from aloader.storage.s3.clients import Clients
@@ -48,5 +48,9 @@ def _response(found: dict[str, Any], data: bytes, request: Request, asked: Asked
     headers = {name.lower().encode(): value.encode("latin-1") for name, value in about["HTTPHeaders"].items()}
     length = found.get("ContentLength", len(data))
     response = read(Reply(about["HTTPStatusCode"], headers, data, length), request, asked)
-    assert response is not None, f"botocore takes {about['HTTPStatusCode']} for an object"
+    if response is None:
+        status = int(about["HTTPStatusCode"])
+        raise StorageError(
+            f"{asked}: the answer ({status}) does not say which bytes of the object it has", asked.key, status=status
+        )
     return response

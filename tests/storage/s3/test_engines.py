@@ -120,3 +120,11 @@ async def test_a_large_object_that_comes_in_chunks_tells_its_size_with_its_end()
             found = await store.fetch(asked)
             assert b"0123456789".find(found.data) == asked.start
             assert (found.size, found.version, len(found.data) >= 4) == (10, '"v"', True)
+
+
+@pytest.mark.asyncio
+async def test_a_part_that_does_not_say_which_one_it_is_is_refused() -> None:
+    part = b"HTTP/1.1 206 Part\r\nContent-Length: 4\r\n\r\n2345"
+    async with objects(b"", lambda request: [part]) as server, store_at(server, region="here") as store:
+        with pytest.raises(StorageError, match="cannot read 'key' in .* does not say which bytes"):
+            await store.get("key", 2, 6)
