@@ -112,6 +112,7 @@ async def test_a_missing_obstore_is_named(monkeypatch: pytest.MonkeyPatch) -> No
             await store_at(server, engine="obstore").__aenter__()
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_a_large_object_that_comes_in_chunks_tells_its_size_with_its_end() -> None:
     chunked = b"HTTP/1.1 200 OK\r\nETag: \"v\"\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n01234\r\n5\r\n56789\r\n0\r\n\r\n"
@@ -122,6 +123,7 @@ async def test_a_large_object_that_comes_in_chunks_tells_its_size_with_its_end()
             assert (found.size, found.version, len(found.data) >= 4) == (10, '"v"', True)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_a_part_that_does_not_say_which_one_it_is_is_refused() -> None:
     part = b"HTTP/1.1 206 Part\r\nContent-Length: 4\r\n\r\n2345"

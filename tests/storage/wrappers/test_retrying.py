@@ -84,6 +84,17 @@ def test_a_broken_body_is_resumed_by_range_and_version() -> None:
     assert inner.requests == [Request("k", 0, 8), Request("k", 3, 8, "1"), Request("k", 5, 8, "1")]
 
 
+def test_an_object_that_has_become_too_short_to_be_resumed_is_read_from_the_front() -> None:
+    """As of a server that does not look at versions before it looks at ranges."""
+    behind = errors.BadRange("'k' has 3 bytes: none from 7", "k", status=416)
+    inner = Scripted([broken(b"0123456"), behind], k=b"new")
+    store = Retrying(inner)
+    assert during(store, store.get("k"))[0] == b"new"
+    assert inner.requests == [Request("k"), Request("k", 7, 10, "1"), Request("k")]
+    store = Retrying(Scripted([behind], k=b"new"))
+    assert during(store, store.get("k", 7))[0] is behind
+
+
 def test_a_body_that_breaks_again_and_again_comes_as_long_as_something_comes() -> None:
     inner = Scripted([broken(b"%d" % i) for i in range(9)], k=b"0123456789")
     store = Retrying(inner, 2)
