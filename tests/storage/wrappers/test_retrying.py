@@ -247,3 +247,31 @@ def test_it_pickles_as_closed_and_shows_what_is_inside() -> None:
     store = Retrying(Scripted(k=b""), 7)
     assert pickle.loads(pickle.dumps(store)).policy == store.policy
     assert repr(store) == "Retrying(Scripted())"
+
+
+class Tidying(Scripted):
+    """It waits for a turn, and goes, when it is cancelled."""
+
+    async def fetch(self, request: Request) -> Response:
+        try:
+            return await super().fetch(request)
+        except asyncio.CancelledError:
+            listener = QUEUEING.get()
+            assert listener is not None
+            listener.waits()
+            await asyncio.sleep(0)
+            listener.goes()
+            await asyncio.sleep(1.0)  # sleep: virtual, what it takes
+            raise
+
+
+def test_a_request_that_takes_its_time_to_end_does_not_stop_the_deadlines_of_others() -> None:
+    inner = Tidying([100.0, 0.0, 100.0], k=b"")
+    store = Retrying(inner, deadline=2.0)
+
+    async def again() -> set[type]:
+        with pytest.raises(errors.BrokenTransfer, match="it takes too long"):
+            await store.get("k")
+        return {type(each) for each in await asyncio.gather(store.get("k"), store.get("k"), return_exceptions=True)}
+
+    assert during(store, again()) == ({bytes, errors.BrokenTransfer}, 6.0)
