@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
-from aloader.errors import BadKey, KeyNotFound
+from aloader.errors import BadKey, BadRange, KeyNotFound
 from aloader.storage.ranges import PART, Range, check_range, coalesce
 
 T = TypeVar("T")
@@ -176,6 +176,8 @@ class BaseStore(ABC):
         for piece, answer in zip(pieces, answers, strict=True):
             for place in piece.members:
                 start, stop = ranges[place]
+                if start >= answer.size > 0:  # the others that were read with it may begin before
+                    raise BadRange(f"{key!r} in {self!r} has {answer.size} bytes: none from {start}", key)
                 found[place] = answer.data[start - piece.start : stop - piece.start]
         return found
 

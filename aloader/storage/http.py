@@ -69,6 +69,7 @@ class HTTPStore(BaseStore):
                 return await self._nothing(request, answer.headers)
             with self._understood(request.key):
                 extent = answers.extent_of(answer.status, answer.headers)
+                answers.check_beginning(request, extent)
             version = answers.version_of(answer.headers)
             if request.version and version != request.version:
                 raise ObjectChanged(f"{request.key!r} in {self!r} has been replaced meanwhile", request.key)
@@ -199,7 +200,7 @@ class HTTPStore(BaseStore):
     @contextmanager
     def _reached(self, key: str, place: str) -> Iterator[None]:
         """Until the answer's head is there."""
-        from aiohttp import ClientConnectorError, ClientError, ConnectionTimeoutError
+        from aiohttp import ClientConnectorError, ClientError, ClientResponseError, ConnectionTimeoutError
 
         what = f"cannot read {key!r} in {self!r}"
         try:
@@ -212,7 +213,10 @@ class HTTPStore(BaseStore):
         except TimeoutError as error:
             raise StoreUnreachable(f"{what}: {place} went silent: if it is slow, raise read_timeout=", key) from error
         except ClientError as error:
-            raise BrokenTransfer(f"{what}: {place} broke the connection off before it answered", key) from error
+            shows = isinstance(error, ClientResponseError)  # the whole URL, which may be signed, and all headers
+            raise BrokenTransfer(f"{what}: {place} broke the connection off before it answered", key) from (
+                None if shows else error
+            )
 
 
 class _Body:

@@ -15,7 +15,7 @@ from aloader.errors import AccessDenied, KeyNotFound, ObjectChanged, ServerFaile
 from aloader.storage.base import Request
 
 #: "bytes 0-99/1234", "bytes 0-99/*", "bytes */1234"
-_CONTENT_RANGE: Final = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(?:(\d+)|\*)\s*", re.IGNORECASE)
+_CONTENT_RANGE: Final = re.compile(r"bytes\s+(?:(\d{1,19})-(\d{1,19})|\*)/(?:(\d{1,19})|\*)\s*", re.IGNORECASE)
 
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
@@ -70,6 +70,12 @@ def extent_of(status: int, headers: Mapping[str, str]) -> Extent:
     return Extent(int(found[1]), int(found[2]) + 1, int(found[3]))
 
 
+def check_beginning(request: Request, extent: Extent) -> None:
+    """Whether the first byte that was asked for can be in the body: what comes behind it is no part of an answer."""
+    if extent.start > request.start:
+        raise Unclear(f"bytes from {request.start} on were asked for, and those from {extent.start} on came")
+
+
 def size_when_unsatisfied(headers: Mapping[str, str]) -> int | None:
     """The object's size in an answer of 416, where it is told."""
     found = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
@@ -111,11 +117,11 @@ def refusal(place: str, store: object, key: str, status: int, headers: Mapping[s
 
 def retry_after(text: str, now: float) -> float:
     """Seconds, of a header that has them, or a date; 0 for what is neither."""
-    if (seconds := _number(text)) is not None:
-        return float(seconds)
     try:
+        if (seconds := _number(text)) is not None:
+            return float(seconds)
         return max(0.0, parsedate_to_datetime(text).timestamp() - now)
-    except ValueError:
+    except (ValueError, OverflowError):  # the latter of numbers that no clock has
         return 0.0
 
 

@@ -85,6 +85,7 @@ async def test_a_range_that_begins_at_the_end_or_behind_it_is_an_error(place: Pl
         for attempt in (
             store.get("a/key", end), store.get("a/key", end, end + 5), store.get("a/key", end + 10**6),
             store.get_ranges("a/key", [(0, 1), (end + 10**6, end + 10**6 + 1)]),
+            store.get_ranges("a/key", [(end - 1, end), (end + 5, end + 6)]),  # near enough to be read together
         ):  # fmt: skip
             with pytest.raises(BadRange, match=rf"'a/key' in .* has {end} bytes: none from \d+") as caught:
                 await attempt

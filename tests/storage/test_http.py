@@ -8,6 +8,7 @@ import pickle
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -24,7 +25,7 @@ from aloader.errors import (
     StoreUnreachable,
     Throttled,
 )
-from aloader.storage import HTTPStore, Request
+from aloader.storage import HTTPStore, Request, Retrying
 from aloader.storage.http_answers import Extent, extent_of, retry_after, size_when_unsatisfied
 
 
@@ -321,6 +322,8 @@ def test_how_long_to_wait_is_seconds_or_a_date() -> None:
     assert retry_after("120", 0) == 120
     assert retry_after("Thu, 01 Jan 1970 00:01:00 GMT", 20) == 40
     assert retry_after("Thu, 01 Jan 1970 00:01:00 GMT", 200) == retry_after("", 0) == retry_after("soon", 0) == 0
+    for absurd in ("9" * 400, "9" * 5000, f"01 Jan {9**20} 00:00:00 +0000", f"Thu, 01 Jan 1970 00:01:00 +{9**20}"):
+        assert retry_after(absurd, 0) == 0
 
 
 WITHOUT_EXTRA = """
@@ -337,3 +340,29 @@ def test_without_its_extra_the_command_that_installs_it_is_said() -> None:
     assert done.stderr.splitlines()[-1] == (
         'ModuleNotFoundError: HTTP stores need aiohttp: pip install "aloader[http]"'
     )
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("length", [None, 9])
+async def test_an_answer_that_begins_behind_what_was_asked_for_is_not_taken_for_it(length: int | None) -> None:
+    def later(asked: Asked) -> bytes:
+        if asked.headers["range"] != "bytes=2-":
+            return answer(206, b"9", "Content-Range: bytes 9-9/10", 'ETag: "1"')
+        return answer(206, b"56789", "Content-Range: bytes 5-9/10", 'ETag: "1"', "Connection: close", length=length)
+
+    async with serving(later) as (url, _), Retrying(HTTPStore(url), first_delay=0) as store:
+        with pytest.raises(StorageError, match="bytes from 2 on were asked for, and those from 5 on came"):
+            await store.get("k", 2)
+
+
+@pytest.mark.asyncio
+async def test_a_traceback_does_not_show_what_an_answer_that_is_none_was_asked_with() -> None:
+    async with (
+        serving(lambda asked: b"garbage\r\n\r\nConnection: close") as (url, _),
+        HTTPStore(f"{url}/data?signature=s3cret", headers={"Authorization": "t0ken"}) as store,
+    ):
+        with pytest.raises(BrokenTransfer, match="before it answered") as caught:
+            await store.get("k")
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "s3cret" not in shown
+    assert "t0ken" not in shown

@@ -24,7 +24,7 @@ MD5_ENCRYPTIONS: Final = (b"", b"AES256")
 #: By the headers that they come in.
 CHECKSUMS: Final = {f"x-amz-checksum-{name}".encode(): name for name in ("crc32", "crc32c", "sha1", "sha256")}
 
-CONTENT_RANGE: Final = re.compile(rb"bytes (\d+)-\d+/(\d+)")
+CONTENT_RANGE: Final = re.compile(rb"bytes (\d{1,19})-\d+/(\d{1,19})")
 
 REDIRECTS: Final = (301, 302, 303, 307, 308)
 
@@ -77,7 +77,7 @@ def said_by(reply: Reply) -> Said:
     fields: dict[str, str] = {}
     try:
         fields = {child.tag.rpartition("}")[2]: child.text or "" for child in ElementTree.fromstring(reply.body)}
-    except ElementTree.ParseError:
+    except (ElementTree.ParseError, ValueError, LookupError):  # the latter of encodings that Python does not know
         pass
     return Said(
         reply.status,

@@ -23,6 +23,7 @@ from aloader.errors import (
     Throttled,
 )
 from aloader.storage.base import Request
+from aloader.storage.wire.answer import BrokenAnswer
 
 
 class Described(Protocol):
@@ -148,13 +149,14 @@ def answered(said: Said, asked: Asked) -> StorageError:
 def unanswered(error: StorageError, asked: Asked, request: Request) -> StorageError:
     """What the connections say of a request, with the object's name."""
     sentence = f"{asked}: {error}"
-    if isinstance(error, BrokenTransfer):
-        ignored = error.status == 200  # the server has answered with the whole object, not with the range
+    if isinstance(error, BrokenAnswer):
+        skip = request.start - error.first  # a server may answer with the whole object, not with the range
+        known = error.status == 200 or skip == 0  # what begins elsewhere must not be joined to anything
         return BrokenTransfer(
             sentence,
             asked.key,
             status=error.status,
-            received=error.received[request.start :] if ignored else error.received,
+            received=error.received[skip:] if known else b"",
             version=error.version,
             size=error.size,
             stalled=error.stalled,

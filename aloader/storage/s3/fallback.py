@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aloader.errors import BadRange
+from aloader.errors import BadRange, StorageError
 from aloader.storage.base import Request, Response
 from aloader.storage.s3.answers import ceiling, read
 from aloader.storage.s3.clients import Clients
@@ -21,7 +21,8 @@ async def fetch(clients: Clients, bucket: str, key: str, request: Request, asked
         async with clients.calling(asked) as client:
             found = await client.get_object(Bucket=bucket, Key=key, **more)
             async with found["Body"] as body:
-                data = await _read(body, ceiling(request))
+                # Of a body in chunks, only its end tells how large the object is.
+                data = await _read(body, ceiling(request) if "ContentLength" in found else None)
             return _response(found, data, request, asked)
     except BadRange:
         async with clients.calling(asked) as client:
@@ -45,6 +46,11 @@ async def _read(body: Any, most: int | None) -> bytes:
 def _response(found: dict[str, Any], data: bytes, request: Request, asked: Asked) -> Response:
     about = found["ResponseMetadata"]
     headers = {name.lower().encode(): value.encode("latin-1") for name, value in about["HTTPHeaders"].items()}
-    response = read(Reply(about["HTTPStatusCode"], headers, data, found["ContentLength"]), request, asked)
-    assert response is not None, f"botocore takes {about['HTTPStatusCode']} for an object"
+    length = found.get("ContentLength", len(data))
+    response = read(Reply(about["HTTPStatusCode"], headers, data, length), request, asked)
+    if response is None:
+        status = int(about["HTTPStatusCode"])
+        raise StorageError(
+            f"{asked}: the answer ({status}) does not say which bytes of the object it has", asked.key, status=status
+        )
     return response

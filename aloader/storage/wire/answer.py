@@ -13,6 +13,7 @@ Heads and all else that is not body are limited; a body never grows beyond its l
 from __future__ import annotations
 
 import io
+import re
 import sys
 from typing import Any, Final, NamedTuple
 
@@ -37,6 +38,13 @@ class Reply(NamedTuple):
     headers: Headers
     body: bytes
     length: int
+
+
+class BrokenAnswer(BrokenTransfer):
+    """`first` is where in the object `received` begins, as the server says: -1 if it does not. It may be elsewhere than
+    where it was asked for."""
+
+    first = -1
 
 
 class Answer:
@@ -115,13 +123,13 @@ class Answer:
             length = -1 if len(body) == self._most else len(body)
         return Reply(self.status, self.headers, body, length)
 
-    def broken(self, why: str, *, stalled: bool = False) -> BrokenTransfer:
+    def broken(self, why: str, *, stalled: bool = False) -> BrokenAnswer:
         """What to raise if it will never be done: with what has come of the body, if that is an object's."""
         self._parser = None
         here = b""
         if self.status in (200, 206):
             here = bytes(self._view[: self._at]) if self._view is not None else self._joined()
-        return BrokenTransfer(
+        error = BrokenAnswer(
             f"{why}, after {self._at:,} of {'?' if self.length is None else format(self.length, ',')} bytes",
             status=self.status,
             received=here,
@@ -129,6 +137,8 @@ class Answer:
             size=whole_size(self.status, self.headers),
             stalled=stalled,
         )
+        error.first = first_byte(self.status, self.headers)
+        return error
 
     # What the parser calls.
 
@@ -190,10 +200,18 @@ class Answer:
         self._parser = None
 
 
+def first_byte(status: int, headers: Headers) -> int:
+    """Where in the object the body of an answer begins; -1 if it does not say."""
+    if status == 206:
+        found = re.match(rb"bytes (\d{1,19})-", headers.get(b"content-range", b""))
+        return int(found[1]) if found else -1
+    return 0 if status == 200 else -1
+
+
 def whole_size(status: int, headers: Headers) -> int:
     """The size of the object that an answer is about; -1 if it does not say."""
     if status == 206:
         total = headers.get(b"content-range", b"").rpartition(b"/")[2]
-        return int(total) if total.isdigit() else -1
+        return int(total) if total.isdigit() and len(total) < 20 else -1
     length = headers.get(b"content-length", b"")
     return int(length) if status == 200 and length.isdigit() else -1

@@ -110,14 +110,14 @@ class _Race:
         while running:
             done, running = await asyncio.wait(running, return_when=FIRST_COMPLETED)
             for task in done:
-                if task.exception() is None:
+                if not task.cancelled() and task.exception() is None:
                     return task.result()
         return None
 
     async def _end(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.wait(self._tasks)
+        await _ended(self._tasks)
         for task in self._tasks:
             if not task.cancelled():
                 task.exception()  # seen: nobody else asks
@@ -140,8 +140,26 @@ class _Race:
             self.first.look_after(look_again or self._threshold)
 
     def _joined_ended(self, task: asyncio.Task[Response]) -> None:
-        if self.first.running and not task.cancelled() and task.exception() is None:
+        if task.cancelled() or task.exception() is not None:
+            return
+        if self.first.running and not self._beaten.expired():  # another may have beaten it already, and it still ends
             self._beaten.reschedule(0.0)
+
+
+async def _ended(tasks: list[asyncio.Task[Response]]) -> None:
+    """Wait until all have ended, also if this is cancelled meanwhile: then afterwards it is."""
+    cancelled: asyncio.CancelledError | None = None
+    running = set(tasks)
+    while running:
+        try:
+            _, running = await asyncio.wait(running)
+        except asyncio.CancelledError as error:
+            cancelled, running = error, {task for task in running if not task.done()}
+    try:
+        if cancelled is not None:
+            raise cancelled
+    finally:
+        cancelled = None  # it would keep itself alive by its traceback
 
 
 class _Leg(Listener):

@@ -23,6 +23,7 @@ from random import Random
 from typing import Final
 
 from aloader.errors import (
+    BadRange,
     BrokenTransfer,
     CredentialsExpired,
     ObjectChanged,
@@ -146,7 +147,7 @@ class Attempts:
         worth trying, there were enough of them, the budget is empty, or `left`, the time, would be over by then.
         `resumed`: it asked only for the rest of a body."""
         self.made += 1
-        kind = classify(error)
+        kind = Kind.CHANGED if resumed and isinstance(error, BadRange) else classify(error)  # it ends before now
         self.budget.reached |= kind is not Kind.UNREACHABLE
         if kind is Kind.FATAL or self.policy.attempts == 1 or (kind is Kind.CHANGED and not resumed):
             return None
@@ -219,7 +220,7 @@ class Assembly:
     def keep(self, error: BaseException) -> bool:
         """An attempt has failed: keep what had come by then, if one can tell what it is a part of. Whether there was
         any."""
-        if isinstance(error, ObjectChanged):
+        if isinstance(error, ObjectChanged | BadRange):
             self._pieces, self._got = [], 0
         if not (isinstance(error, BrokenTransfer) and error.received and error.version and error.size >= 0):
             return False

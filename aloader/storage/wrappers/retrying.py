@@ -193,7 +193,7 @@ class _Clock(Listener):
         return inf if self._waits else self._began + self._waited + self._deadline
 
     def end(self) -> None:
-        if self._timeout is not None:
+        if self._timeout is not None and not self._timeout.expired():  # it may be ending, and wait for a turn to do so
             self._timeout.reschedule(self.now)
 
     async def bound(self, attempt: Callable[[], Awaitable[T]]) -> T:

@@ -19,9 +19,10 @@ from aloader.errors import (
     Throttled,
 )
 from aloader.storage import Request, Response, S3Store
+from aloader.storage.http_answers import Unclear, extent_of
 from aloader.storage.s3.answers import ceiling, conditions, is_moved, read
-from aloader.storage.s3.errors import Asked
-from aloader.storage.wire.answer import Reply
+from aloader.storage.s3.errors import Asked, unanswered
+from aloader.storage.wire.answer import Answer, Reply, whole_size
 
 STORE = S3Store("bucket", endpoint_url="http://server")
 ASKED = Asked("read", STORE, "key")
@@ -164,3 +165,39 @@ def test_digests_are_those_of_the_whole_object(headers: dict[str, Any], digests:
     part = read(reply(206, BODY, content_range="bytes 0-9/20", **headers), asked(0, 10), ASKED)
     assert part is not None
     assert part.digests == {name: value for name, value in digests.items() if name == "md5"}
+
+
+@pytest.mark.parametrize(
+    ("head", "start", "kept"),
+    [
+        ("206 Part\r\nContent-Range: bytes 5-9/10", 5, b"567"),
+        ("206 Part\r\nContent-Range: bytes 5-9/10", 2, b""),
+        ("206 Part\r\nContent-Range: bytes 5-9/10", 6, b""),
+        ("206 Part", 5, b""),
+        ("200 OK", 2, b"7"),
+        ("200 OK", 5, b""),
+    ],
+)
+def test_of_a_body_that_breaks_only_what_was_asked_for_is_kept(head: str, start: int, kept: bytes) -> None:
+    from httptools import HttpResponseParser
+
+    answer = Answer(HttpResponseParser)
+    answer.feed(memoryview(f'HTTP/1.1 {head}\r\nETag: "v"\r\nContent-Length: 5\r\n\r\n567'.encode()))
+    error = unanswered(answer.broken("it broke"), ASKED, asked(start))
+    assert isinstance(error, BrokenTransfer)
+    assert (error.received, error.version) == (kept, '"v"')
+
+
+@pytest.mark.parametrize("encoding", ["unheard-of", "utf-7"])
+def test_a_reason_in_an_encoding_that_nobody_knows_is_no_reason(encoding: str) -> None:
+    body = f'<?xml version="1.0" encoding="{encoding}"?><Error><Code>SlowDown</Code></Error>'.encode()
+    with pytest.raises(ServerFailed):
+        read(reply(500, body), asked(), ASKED)
+
+
+def test_a_number_of_bytes_that_no_object_has_is_not_understood() -> None:
+    absurd = f"bytes 2-4/{'9' * 5000}"
+    assert read(reply(206, b"234", content_range=absurd), asked(2, 5), ASKED) is None
+    assert whole_size(206, {b"content-range": absurd.encode()}) == -1
+    with pytest.raises(Unclear, match="without a Content-Range of its own"):
+        extent_of(206, {"Content-Range": absurd})

@@ -110,3 +110,24 @@ async def test_a_missing_obstore_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     async with objects(b"here") as server:
         with pytest.raises(ModuleNotFoundError, match=r'pip install "aloader\[obstore\]"'):
             await store_at(server, engine="obstore").__aenter__()
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_a_large_object_that_comes_in_chunks_tells_its_size_with_its_end() -> None:
+    chunked = b'HTTP/1.1 200 OK\r\nETag: "v"\r\nTransfer-Encoding: chunked\r\n\r\n'
+    chunked += b"5\r\n01234\r\n5\r\n56789\r\n0\r\n\r\n"
+    async with objects(b"", lambda request: [chunked]) as server, store_at(server, region="here") as store:
+        for asked in (Request("key", most=4), Request("key", 2, 6)):  # of which less is wanted than comes
+            found = await store.fetch(asked)
+            assert b"0123456789".find(found.data) == asked.start
+            assert (found.size, found.version, len(found.data) >= 4) == (10, '"v"', True)
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_a_part_that_does_not_say_which_one_it_is_is_refused() -> None:
+    part = b"HTTP/1.1 206 Part\r\nContent-Length: 4\r\n\r\n2345"
+    async with objects(b"", lambda request: [part]) as server, store_at(server, region="here") as store:
+        with pytest.raises(StorageError, match=r"cannot read 'key' in .* does not say which bytes"):
+            await store.get("key", 2, 6)

@@ -78,6 +78,14 @@ def test_if_both_fail_it_is_the_first_ones_error() -> None:
     assert race(taught([(1.9, first), (0.1, second)]))[0] is first
 
 
+def test_a_second_request_that_its_store_drops_does_not_cancel_whoever_asks() -> None:
+    def dropped(request: Request, answer: Response) -> Response:
+        raise asyncio.CancelledError
+
+    first = ServerFailed("first")
+    assert race(taught([(1.5, first), (1.0, dropped)]))[0] is first
+
+
 def test_an_error_before_anything_is_late_is_raised_at_once() -> None:
     inner = taught([(0.5, ServerFailed("500"))])
     error, seconds = race(inner)
@@ -103,6 +111,42 @@ def test_cancelling_ends_all_of_them() -> None:
 
     assert race(inner, cancelled)[0] is None
     assert inner.cancelled == 2
+
+
+class Lingering(Scripted):
+    """It takes two seconds to end a request that is cancelled."""
+
+    async def _act(self, request: Request, steps: tuple[Step, ...]) -> Response:
+        try:
+            return await super()._act(request, steps)
+        except asyncio.CancelledError:
+            await asyncio.sleep(2.0)  # sleep: virtual, what it takes
+            raise
+
+
+def test_who_is_cancelled_while_the_losers_end_waits_for_them_all_the_same() -> None:
+    inner = Lingering([1.0] * TAUGHT + [1.5, 100.0], k=b"data")
+
+    async def cancelled(store: Store) -> None:
+        task = asyncio.ensure_future(store.get("k"))
+        await asyncio.sleep(2.5)  # sleep: virtual, until the first has answered, and the second is being ended
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    assert race(inner, cancelled)[1] == pytest.approx(3.5)
+
+
+def test_two_that_answer_while_the_first_is_being_ended_do_no_harm() -> None:
+    inner = Lingering([1.0] * TAUGHT + [100.0, 2.0, 1.5], k=b"data")
+    complaints: list[dict[str, Any]] = []
+
+    async def watched(store: Store) -> bytes:
+        asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
+        return await store.get("k")
+
+    assert race(inner, watched) == (b"data", pytest.approx(5.0, rel=0.1))
+    assert (len(inner.requests), complaints) == (3, [])
 
 
 def test_stats_tell_how_many_were_sent_and_won() -> None:

@@ -84,6 +84,17 @@ def test_a_broken_body_is_resumed_by_range_and_version() -> None:
     assert inner.requests == [Request("k", 0, 8), Request("k", 3, 8, "1"), Request("k", 5, 8, "1")]
 
 
+def test_an_object_that_has_become_too_short_to_be_resumed_is_read_from_the_front() -> None:
+    """As of a server that does not look at versions before it looks at ranges."""
+    behind = errors.BadRange("'k' has 3 bytes: none from 7", "k", status=416)
+    inner = Scripted([broken(b"0123456"), behind], k=b"new")
+    store = Retrying(inner)
+    assert during(store, store.get("k"))[0] == b"new"
+    assert inner.requests == [Request("k"), Request("k", 7, 10, "1"), Request("k")]
+    store = Retrying(Scripted([behind], k=b"new"))
+    assert during(store, store.get("k", 7))[0] is behind
+
+
 def test_a_body_that_breaks_again_and_again_comes_as_long_as_something_comes() -> None:
     inner = Scripted([broken(b"%d" % i) for i in range(9)], k=b"0123456789")
     store = Retrying(inner, 2)
@@ -236,3 +247,31 @@ def test_it_pickles_as_closed_and_shows_what_is_inside() -> None:
     store = Retrying(Scripted(k=b""), 7)
     assert pickle.loads(pickle.dumps(store)).policy == store.policy
     assert repr(store) == "Retrying(Scripted())"
+
+
+class Tidying(Scripted):
+    """It waits for a turn, and goes, when it is cancelled."""
+
+    async def fetch(self, request: Request) -> Response:
+        try:
+            return await super().fetch(request)
+        except asyncio.CancelledError:
+            listener = QUEUEING.get()
+            assert listener is not None
+            listener.waits()
+            await asyncio.sleep(0)
+            listener.goes()
+            await asyncio.sleep(1.0)  # sleep: virtual, what it takes
+            raise
+
+
+def test_a_request_that_takes_its_time_to_end_does_not_stop_the_deadlines_of_others() -> None:
+    inner = Tidying([100.0, 0.0, 100.0], k=b"")
+    store = Retrying(inner, deadline=2.0)
+
+    async def again() -> set[type]:
+        with pytest.raises(errors.BrokenTransfer, match="it takes too long"):
+            await store.get("k")
+        return {type(each) for each in await asyncio.gather(store.get("k"), store.get("k"), return_exceptions=True)}
+
+    assert during(store, again()) == ({bytes, errors.BrokenTransfer}, 6.0)
