@@ -183,4 +183,5 @@ def _identity(store: Store) -> str:
             f"a {type(store).__name__} does not say by its repr where it is, so that its objects could be told from "
             "those of others in the cache: give it a __repr__ (or an `identity`), or Cached a namespace="
         )
-    return identity
+    name = type(store).__qualname__  # of a subclass that has its parent's repr, but may change what comes
+    return identity if identity.startswith(f"{name}(") else f"{name} {identity}"

@@ -330,6 +330,19 @@ async def test_two_stores_in_one_folder_do_not_meet(tmp_path: Path) -> None:
         assert [await one.get("key"), await other.get("key")] == [b"1", b"2"]
 
 
+async def test_a_subclass_that_reads_otherwise_has_entries_of_its_own(tmp_path: Path) -> None:
+    class Upper(LocalStore):
+        async def fetch(self, request: Request) -> Response:
+            answer = await super().fetch(request)
+            return answer._replace(data=answer.data.upper())
+
+    (tmp_path / "key").write_text("text")
+    for _ in range(2):
+        for store, expected in ((LocalStore(tmp_path), b"text"), (Upper(tmp_path), b"TEXT")):
+            async with Cached(store, tmp_path / "cache") as cached:
+                assert await cached.get("key") == expected
+
+
 async def test_what_is_around_the_store_does_not_matter(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     assert Cached(Wrapper(store), tmp_path).namespace == Cached(store, tmp_path).namespace
