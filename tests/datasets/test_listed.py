@@ -306,7 +306,7 @@ def test_a_prefix_that_lacks_its_slash_or_has_one_too_many_is_an_error_that_show
     store = Counting({"train/cat/1": b"", "train/dog/2": b"", "trained/cow/3": b""})
     with pytest.raises(ValueError, match="the only class: for the classes in it, prefix='train/cat/'"):
         ObjectDataset.from_folders(store, "train/cat")
-    with pytest.raises(FileNotFoundError, match=r"no objects in folders below prefix='/train/' in .* 'train/cat/1' fir"):
+    with pytest.raises(FileNotFoundError, match=r"no objects in folders below prefix='/train/' in .* 'train/cat/1'"):
         ObjectDataset.from_folders(store, "/train/")
     assert ObjectDataset.from_folders(store, "train").classes == ["train", "trained"]
     assert ObjectDataset.from_folders(store, "train/c").classes == ["cat"]
