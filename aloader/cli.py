@@ -33,7 +33,7 @@ FAILURES: Final = 10
 TICK: Final = 0.5
 
 #: What is said in a sentence: whose doing it was is in it.
-SAID: Final = (OSError, ValueError, TypeError, ModuleNotFoundError)
+SAID: Final = (OSError, ValueError, TypeError, ImportError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

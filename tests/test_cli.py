@@ -82,6 +82,14 @@ def test_an_error_is_one_sentence(
     assert err.count("\n") == 1
 
 
+def test_a_file_system_whose_package_is_missing_is_one_sentence_too(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fsspec")
+    assert main(["warm", "dropbox://folder"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("aloader warm: ")
+    assert err.count("\n") == 1
+
+
 def test_objects_that_fail_are_named_and_the_others_are_read(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = str(data.parent / "m")
     assert main(["warm", str(data), "--manifest", manifest]) == 0
