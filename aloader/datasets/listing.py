@@ -44,7 +44,7 @@ class Wanted:
             raise TypeError(f"prefix is text, got {type(prefix).__name__}: {prefix!r}")
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             raise ValueError(f"limit is a number of objects, at least 1, or None: got {limit!r}")
-        return cls(prefix, tuple(each.lower() for each in suffixes), limit, sort)
+        return cls(prefix, tuple(sorted({each.lower() for each in suffixes})), limit, sort)
 
     def __contains__(self, key: str) -> bool:
         """(Consoles make an empty object "a/b/" for a folder: it is nobody's sample.)"""

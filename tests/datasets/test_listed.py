@@ -164,6 +164,13 @@ def test_a_manifest_saves_the_second_listing(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["manifest"]
 
 
+def test_the_order_of_several_suffixes_does_not_matter_to_a_manifest(tmp_path: Path) -> None:
+    store = Counting()
+    for suffix in ((".txt", ".json"), (".JSON", ".txt")):
+        assert len(ObjectDataset.from_prefix(store, suffix=suffix, manifest=tmp_path / "m")) == 5
+    assert store.listings == 1
+
+
 def test_what_is_around_a_store_does_not_matter_to_its_manifest(tmp_path: Path) -> None:
     store, path = Counting(), tmp_path / "m"
     ObjectDataset.from_prefix(store, manifest=path)
