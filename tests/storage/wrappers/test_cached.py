@@ -310,6 +310,8 @@ async def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"cannot make a cache in '.*/file/cache': Not a directory"):
         await Cached(Counting(), tmp_path / "file" / "cache").__aenter__()
+    with pytest.raises(StorageError, match=r"cannot make a cache in '.*/file': there is a file of this name"):
+        await Cached(Counting(), tmp_path / "file").__aenter__()
     with pytest.raises(StorageError, match="is no cache of aloader: it has 'file' in it"):
         await Cached(Counting(), tmp_path).__aenter__()
 
