@@ -46,8 +46,7 @@ class ObjectReader:
         self, url_or_store: str | os.PathLike[str] | Store, decode: str | Decode | None, decode_threads: int
     ) -> None:
         self._decode = decoder(decode)
-        if isinstance(decode_threads, bool) or not isinstance(decode_threads, int) or decode_threads < 1:
-            raise ValueError(f"decode_threads must be at least 1, got {decode_threads!r}")
+        _check_threads(decode_threads)
         self.store = open_store(url_or_store)
         self._looks = _reads_as_it_says(type(self.store))
         self._decode_threads = decode_threads
@@ -122,6 +121,11 @@ class ObjectReader:
         hops = Hops(self._decode_threads, "aloader-decode")  # starts no thread before there is something to decode
         stack.push_async_callback(hops.aclose)
         return hops
+
+
+def _check_threads(number: object) -> None:
+    if not isinstance(number, int) or number < 1:
+        raise ValueError(f"decode_threads must be at least 1, got {number!r}")
 
 
 def _reads_as_it_says(kind: type[Any]) -> bool:
