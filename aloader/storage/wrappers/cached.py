@@ -114,7 +114,10 @@ class Cached(Wrapper):
         With `fetch`, those that are not in the cache are fetched ahead, whole, so many at once; what fails will fail
         when it is read. A new hint ends the old one. Of a longer one, only the first 100,000 keys are looked at.
         """
-        self._opened.get().hint(list(islice(keys, HINTED)), fetch, self.fetch)
+        filling = self._opened.get()
+        if isinstance(keys, str):
+            raise TypeError(f"hint takes several keys, got a string: [{keys!r}], say")
+        filling.hint([check_key(key) for key in islice(keys, HINTED)], fetch, self.fetch)
 
     def has_room_for(self, sizes: Iterable[int]) -> bool:
         """Whether objects of these sizes fit into it together, if nothing else is in it."""

@@ -220,6 +220,13 @@ async def test_hinted_objects_are_fetched_ahead(tmp_path: Path) -> None:
         assert [request.key for request in store.asked] == ["missing", "1", "2", "3"]
 
 
+async def test_a_hint_of_what_are_no_keys_is_an_error_at_once(tmp_path: Path) -> None:
+    async with Cached(Counting(), tmp_path) as cached:
+        for wrong, says in (("123", r"hint takes several keys, got a string: \['123'\]"), ([1], "must be a string")):
+            with pytest.raises(TypeError, match=says):
+                cached.hint(wrong, fetch=1)  # type: ignore[arg-type]
+
+
 async def test_a_new_hint_ends_the_old_one_and_closing_ends_it_too(tmp_path: Path) -> None:
     store = Held()
     async with Cached(store, tmp_path) as cached:
