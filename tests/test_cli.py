@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from aloader.cli import Budget, Progress, main
+from aloader.datasets import ObjectDataset
 from aloader.storage import Cached, LocalStore, MemoryStore
 from aloader.testing.simloop import simulate
 
@@ -59,6 +60,21 @@ def test_a_manifest_is_written_and_used_and_says_what_was_in_the_cache(
     (data / "00.new").write_text("not in the manifest")
     assert main(command) == 0
     assert capsys.readouterr().out.splitlines()[1].endswith("MB/s, 10 of them from the cache")
+
+
+def test_what_is_on_a_web_server_is_what_a_manifest_says_that_was_made_elsewhere(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("aiohttp")
+    from tests.web import FileServer
+
+    manifest = str(tmp_path / "m")
+    ObjectDataset.from_prefix(data, suffix=".bin", manifest=manifest)
+    with FileServer(data) as server:
+        assert main(["warm", server.url, "--manifest", manifest]) == 0
+        assert capsys.readouterr().out.startswith("20 objects, 58.6 KiB in")
+        assert main(["warm", server.url, "--manifest", manifest, "--suffix", ".bin"]) == 1
+        assert "leave out --prefix and --suffix" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
