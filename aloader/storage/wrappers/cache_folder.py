@@ -212,7 +212,13 @@ class CacheFolder:
     # -- bounds ------------------------------------------------------------------------------------------------------
 
     def _make_room(self, count: int) -> None:
-        if self._fill(count) * PAGE > self._mark:
+        try:
+            filled = self._fill(count)
+        except OSError:  # not even for this is there room: where the limit is lower now, there can be
+            filled = self._filled() + count
+            if filled * PAGE <= self._mark:
+                raise
+        if filled * PAGE > self._mark:
             self.evict(count)
 
     def _fill(self, count: int) -> int:

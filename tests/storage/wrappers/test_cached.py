@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import resource
 import warnings
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from aloader.errors import CacheWarning, KeyNotFound, NotOpen, ObjectChanged, StorageError
+from aloader.options import MIB
 from aloader.storage import BaseStore, Cached, FsspecStore, HTTPStore, LocalStore, MemoryStore, S3Store, Store
 from aloader.storage.base import Request, Response
 from aloader.storage.wrappers import cache_filling
@@ -264,6 +266,17 @@ def files_of_at_most(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_with_a_lower_limit_there_is_room_again_where_there_was_none_for_anything(tmp_path: Path) -> None:
+    async with Cached(Counting(), tmp_path) as cached:
+        await cached.get("1")
+    os.truncate(tmp_path / "filled", MIB)  # it cannot be appended to
+    with files_of_at_most(MIB // 2):
+        async with Cached(Counting(), tmp_path, limit=MIB) as cached:
+            await cached.get("2")
+            await cached.flush()
+            assert cached.stats().kept == 1
 
 
 async def test_reading_goes_on_when_the_disk_refuses_and_it_is_said_once(tmp_path: Path) -> None:
