@@ -19,9 +19,10 @@ from typing import Final, TextIO
 from aloader.datasets import ObjectDataset
 from aloader.errors import CacheWarning, StorageError
 from aloader.options import GIB, KIB, MIB
-from aloader.storage import Cached, Store, open_store
+from aloader.storage import Cached, HTTPStore, Store, open_store
 from aloader.storage.ranges import LARGE
 from aloader.storage.wrappers.digests import CHECKS
+from aloader.storage.wrappers.wrapper import innermost
 
 #: Bytes that are being read at once, whatever the concurrency: objects may be large.
 IN_FLIGHT: Final = 512 * MIB
@@ -33,7 +34,7 @@ FAILURES: Final = 10
 TICK: Final = 0.5
 
 #: What is said in a sentence: whose doing it was is in it.
-SAID: Final = (OSError, ValueError, TypeError, ModuleNotFoundError)
+SAID: Final = (OSError, ValueError, TypeError, ImportError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,9 +81,7 @@ def _number(text: str) -> int:
 def warm(options: argparse.Namespace) -> int:
     """List, read, and say what has been read."""
     store = open_store(options.url, verify=options.verify)
-    found = ObjectDataset.from_prefix(
-        store, options.prefix, suffix=tuple(options.suffix or ()), manifest=options.manifest
-    )
+    found = _found(store, options)
     assert found.sizes is not None
     if options.cache is not None:
         store = Cached(store, options.cache, options.limit, complete=True)
@@ -99,6 +98,15 @@ def warm(options: argparse.Namespace) -> int:
         print(f"aloader warm: {warning.message}", file=sys.stderr)
     print(progress.summary())
     return 0 if whole and not progress.failed and not heard else 1
+
+
+def _found(store: Store, options: argparse.Namespace) -> ObjectDataset:
+    if options.manifest is None or not isinstance(innermost(store), HTTPStore):
+        suffix = tuple(options.suffix or ())
+        return ObjectDataset.from_prefix(store, options.prefix, suffix=suffix, manifest=options.manifest)
+    if options.prefix or options.suffix:
+        raise ValueError("what is on a web server is what its manifest says: leave out --prefix and --suffix")
+    return ObjectDataset.from_manifest(options.manifest, store)  # which was written where it could be listed
 
 
 @dataclass

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from aloader.cli import Budget, Progress, main
+from aloader.datasets import ObjectDataset
 from aloader.storage import Cached, LocalStore, MemoryStore
 from aloader.testing.simloop import simulate
 
@@ -61,6 +62,21 @@ def test_a_manifest_is_written_and_used_and_says_what_was_in_the_cache(
     assert capsys.readouterr().out.splitlines()[1].endswith("MB/s, 10 of them from the cache")
 
 
+def test_what_is_on_a_web_server_is_what_a_manifest_says_that_was_made_elsewhere(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("aiohttp")
+    from tests.web import FileServer
+
+    manifest = str(tmp_path / "m")
+    ObjectDataset.from_prefix(data, suffix=".bin", manifest=manifest)
+    with FileServer(data) as server:
+        assert main(["warm", server.url, "--manifest", manifest]) == 0
+        assert capsys.readouterr().out.startswith("20 objects, 58.6 KiB in")
+        assert main(["warm", server.url, "--manifest", manifest, "--suffix", ".bin"]) == 1
+        assert "leave out --prefix and --suffix" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
@@ -79,6 +95,14 @@ def test_an_error_is_one_sentence(
     assert out == ""
     assert err.startswith("aloader warm: ")
     assert says in err
+    assert err.count("\n") == 1
+
+
+def test_a_file_system_whose_package_is_missing_is_one_sentence_too(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fsspec")
+    assert main(["warm", "dropbox://folder"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("aloader warm: ")
     assert err.count("\n") == 1
 
 

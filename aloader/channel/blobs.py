@@ -17,6 +17,9 @@ _DEPTH: Final = 3
 #: A longer list holds samples, which are alike: the first one is looked at. A shorter one may hold a sample's fields.
 _FIELDS: Final = 16
 
+#: What is looked into, or exchanged. All else is passed over without a call: there may be a million numbers.
+_KINDS: Final = frozenset({list, tuple, dict, bytes})
+
 
 class _Blob:
     __slots__ = ("_data",)
@@ -30,7 +33,10 @@ class _Blob:
 
 def outside(batch: Any) -> Any:
     """The batch, or an equal one for pickle in which large `bytes` have been exchanged."""
-    return _exchanged(batch, {}) if _has_blobs(batch, _DEPTH) else batch
+    try:
+        return _exchanged(batch, {}) if _has_blobs(batch, _DEPTH) else batch
+    except RecursionError:  # pickle, which goes deeper, takes it as it is, or says what is wrong
+        return batch
 
 
 def _has_blobs(value: Any, depth: int) -> bool:
@@ -46,22 +52,21 @@ def _has_blobs(value: Any, depth: int) -> bool:
 
 
 def _exchanged(value: Any, seen: dict[int, Any]) -> Any:
-    """Of plain lists, tuples and dicts; what comes twice is the same thing twice afterwards."""
+    """Of plain lists, tuples and dicts, and bytes; what comes twice is the same thing twice afterwards."""
     kind = type(value)
-    if not (kind is list or kind is tuple or kind is dict or kind is bytes):
-        return value
     found = seen.get(id(value))
     if found is not None:
         return found
     if kind is bytes:
         found = _Blob(value) if len(value) >= options.LEASE_BYTES else value
     elif kind is tuple:
-        found = tuple([_exchanged(part, seen) for part in value])
+        parts = [_exchanged(part, seen) if type(part) in _KINDS else part for part in value]
+        found = seen.get(id(value)) or tuple(parts)  # it may lie in a list that lies in it
     elif kind is list:
         found = seen[id(value)] = []  # before its parts: it may lie in itself
-        found.extend(_exchanged(part, seen) for part in value)
+        found.extend([_exchanged(part, seen) if type(part) in _KINDS else part for part in value])
     else:
         found = seen[id(value)] = {}
-        found.update((key, _exchanged(part, seen)) for key, part in value.items())
+        found.update({key: _exchanged(part, seen) if type(part) in _KINDS else part for key, part in value.items()})
     seen[id(value)] = found
     return found

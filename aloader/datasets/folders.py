@@ -83,7 +83,12 @@ class ObjectFolder:
         listing = listed_or_loaded(self.store, wanted, manifest)
         self.classes, labels, listing = _classified(listing, _above(wanted.prefix))
         if not len(listing.keys):
-            raise self._nothing()
+            raise self._nothing(wanted)
+        if len(self.classes) == 1 and listing.keys[0].startswith(f"{wanted.prefix}/") and wanted.prefix:
+            raise ValueError(
+                f"prefix={wanted.prefix!r} is a folder, which would be the only class: for the classes in it, "
+                f"prefix={wanted.prefix + '/'!r}"
+            )
         self.samples = Samples(listing.keys, labels)
         self.fingerprint = listing.fingerprint
         self._sizes = listing.sizes
@@ -126,10 +131,13 @@ class ObjectFolder:
     async def __aexit__(self, *_: object) -> None:
         await self._reader.leave()
 
-    def _nothing(self) -> FileNotFoundError:
+    def _nothing(self, wanted: Wanted) -> FileNotFoundError:
         keys = listed(self.store, Wanted()).keys
         there = f"there are {len(keys)} other objects, {keys[0]!r} first" if len(keys) else "it is empty"
-        return FileNotFoundError(f"no {self._kind} in folders in {self.store!r}: {there}. Expected {self._expected}")
+        below = f" below prefix={wanted.prefix!r}" if wanted.prefix else ""
+        return FileNotFoundError(
+            f"no {self._kind} in folders{below} in {self.store!r}: {there}. Expected {self._expected}"
+        )
 
 
 def _above(prefix: str) -> int:

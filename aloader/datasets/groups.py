@@ -100,11 +100,11 @@ def _checked(members: Any) -> dict[str, str]:
         raise TypeError(f"members is a dict of names and endings, {{'image': '.jpg', 'text': '.txt'}}: got {members!r}")
     found: dict[str, str] = {}
     for name, suffix in members.items():
-        wanted = Wanted.checked("", suffix, None)
+        wanted = Wanted.checked("", suffix, None, name=f"members[{name!r}]")
         if not wanted.suffixes:
             raise ValueError(f"member {name!r} has no ending of keys")
         for each in wanted.suffixes:
-            if each in found:
+            if found.get(each, name) != name:
                 raise ValueError(f"{each!r} is the ending of {found[each]!r} and of {name!r}")
             found[each] = name
     return found

@@ -36,15 +36,15 @@ class Wanted:
     sort: bool = True
 
     @classmethod
-    def checked(cls, prefix: Any, suffix: Any, limit: Any, sort: bool = True) -> Wanted:
+    def checked(cls, prefix: Any, suffix: Any, limit: Any, sort: bool = True, name: str = "suffix") -> Wanted:
         suffixes = (suffix,) if isinstance(suffix, str) else () if suffix is None else suffix
         if not isinstance(suffixes, tuple | list) or not all(isinstance(each, str) and each for each in suffixes):
-            raise TypeError(f"suffix is an ending of keys, '.jpg', or a tuple of them: got {suffix!r}")
+            raise TypeError(f"{name} is an ending of keys, '.jpg', or a tuple of them: got {suffix!r}")
         if not isinstance(prefix, str):
             raise TypeError(f"prefix is text, got {type(prefix).__name__}: {prefix!r}")
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             raise ValueError(f"limit is a number of objects, at least 1, or None: got {limit!r}")
-        return cls(prefix, tuple(each.lower() for each in suffixes), limit, sort)
+        return cls(prefix, tuple(sorted({each.lower() for each in suffixes})), limit, sort)
 
     def __contains__(self, key: str) -> bool:
         """(Consoles make an empty object "a/b/" for a folder: it is nobody's sample.)"""

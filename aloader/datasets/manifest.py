@@ -118,7 +118,7 @@ def read(data: bytes) -> tuple[Listing, dict[str, Any]]:
     end = data.find(b"\n", 0, _LINE)
     try:
         head = json.loads(data[:end]) if end >= 0 else None
-    except ValueError:
+    except (ValueError, RecursionError):
         head = None
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise ValueError("its first line is not one of a manifest")
@@ -133,8 +133,8 @@ def read(data: bytes) -> tuple[Listing, dict[str, Any]]:
         listing = Listing(keys, arrays["sizes"], versions)
     except KeyError as error:
         raise ValueError(f"it has no array {error}") from None
-    lengths = {len(listing.sizes), len(keys), len(keys if versions is None else versions)}
-    if lengths != {head.get("count")} or listing.fingerprint != head.get("fingerprint"):
+    lengths = [len(keys), len(listing.sizes), len(keys if versions is None else versions)]
+    if lengths != [head.get("count")] * 3 or listing.fingerprint != head.get("fingerprint"):
         raise ValueError("its fingerprint is another one than it says")
     return listing, head
 
@@ -145,7 +145,7 @@ def _arrays(data: bytes, at: int, described: Any) -> dict[str, Numbers]:
         raise ValueError("it does not describe its arrays")
     for each in described:
         name, kind, length = each if isinstance(each, list) and len(each) == 3 else ("", "", 0)
-        if kind not in _TYPES.get(name, ()) or not isinstance(length, int) or length < 0:
+        if kind not in _TYPES.get(str(name), ()) or not isinstance(length, int) or length < 0:
             raise ValueError(f"it has an array that none is like: {each!r}")
         dtype = np.dtype(f"<{kind}")
         if at + length * dtype.itemsize > len(data):

@@ -205,9 +205,10 @@ class ObjectDataset:
         return self._reader.apply(self.transform, await self._reader.read(key, size), key)
 
     def at_hand(self, index: int) -> Any:
-        """The sample, if it can be had without waiting and nothing is drawn for it; else `ELSEWHERE`. (A worker asks
+        """The sample, if it can be had without waiting and is what was decoded; else `ELSEWHERE`. (A worker asks
         before it begins a task for it: for what lies in memory that costs as much as reading.)"""
-        return ELSEWHERE if self.draws_random_numbers else self._reader.at_hand(self.keys[index])
+        plain = self.transform is None and type(self).__getitem__ is ObjectDataset.__getitem__
+        return self._reader.at_hand(self.keys[index]) if plain else ELSEWHERE
 
     async def __aenter__(self) -> Self:
         await self._reader.enter()

@@ -46,9 +46,9 @@ class ObjectReader:
         self, url_or_store: str | os.PathLike[str] | Store, decode: str | Decode | None, decode_threads: int
     ) -> None:
         self._decode = decoder(decode)
-        if decode_threads < 1:
-            raise ValueError(f"decode_threads must be at least 1, got {decode_threads!r}")
+        _check_threads(decode_threads)
         self.store = open_store(url_or_store)
+        self._looks = _reads_as_it_says(type(self.store))
         self._decode_threads = decode_threads
         self._opened = PerLoop(self, self._open)
 
@@ -68,7 +68,7 @@ class ObjectReader:
         try:
             return decode(data) if len(data) <= at_once(decode) else await hops.call(decode, data)
         except Exception as error:
-            error.add_note(f"while decoding {key!r} of {self.store!r} ({len(data)} bytes)")
+            self._note(error, key, data)
             raise
 
     def at_hand(self, key: str) -> Any:
@@ -76,12 +76,19 @@ class ObjectReader:
         self._opened.get()
         decode = self._decode
         most = NOW_BYTES if decode is None else at_once(decode)
-        if not most or not isinstance(self.store, BaseStore):
+        if not (most and self._looks and isinstance(self.store, BaseStore)):
             return ELSEWHERE
         data = self.store.get_now(key, most)
         if data is None:
             return ELSEWHERE
-        return data if decode is None else decode(data)
+        try:
+            return data if decode is None else decode(data)
+        except Exception as error:
+            self._note(error, key, data)
+            raise
+
+    def _note(self, error: Exception, key: str, data: bytes) -> None:
+        error.add_note(f"while decoding {key!r} of {self.store!r} ({len(data)} bytes)")
 
     async def _large(self, key: str, size: int) -> bytes:
         if not isinstance(self.store, BaseStore):
@@ -114,6 +121,17 @@ class ObjectReader:
         hops = Hops(self._decode_threads, "aloader-decode")  # starts no thread before there is something to decode
         stack.push_async_callback(hops.aclose)
         return hops
+
+
+def _check_threads(number: object) -> None:
+    if not isinstance(number, int) or number < 1:
+        raise ValueError(f"decode_threads must be at least 1, got {number!r}")
+
+
+def _reads_as_it_says(kind: type[Any]) -> bool:
+    """Whether `get_now` gives what `get` does: not in a class that has a `get` or `fetch` of its own and not this."""
+    own = next((each for each in kind.__mro__ if vars(each).keys() & {"get_now", "get", "fetch"}), kind)
+    return "get_now" in vars(own)
 
 
 def run_apart(work: Coroutine[Any, Any, T]) -> T:

@@ -96,8 +96,8 @@ class HTTPStore(BaseStore):
         """There is no way to ask a web server what it has: `StorageError`."""
         self._opened.get()
         raise StorageError(
-            f"cannot list {self!r}: a web server does not say what it has. Give the keys yourself (a list of them, or "
-            "a manifest that was written where the objects are)"
+            f"cannot list {self!r}: a web server does not say what it has. Give the keys yourself: a list of "
+            "them, or a manifest that was written where the objects are (ObjectDataset.from_manifest)"
         )
 
     async def __aenter__(self) -> Self:

@@ -237,7 +237,8 @@ class LocalStore(BaseStore):
 
     def _check_root(self, _: None) -> None:
         if not self.root.is_dir():
-            raise StoreNotFound(f"there is no folder {str(self.root)!r}")
+            is_file = f": it is a file, and {str(self.root.parent)!r} its folder" if self.root.exists() else ""
+            raise StoreNotFound(f"there is no folder {str(self.root)!r}{is_file}")
 
     def _take(self, keys: Iterator[str]) -> Keys:
         try:

@@ -14,6 +14,7 @@ from aloader.storage.local import LocalStore
 from aloader.storage.memory import MemoryStore
 from aloader.storage.s3 import S3Store
 from aloader.storage.wrappers.cached import Cached
+from aloader.storage.wrappers.digests import CHECKS
 from aloader.storage.wrappers.hedged import Hedged
 from aloader.storage.wrappers.limited import Limited
 from aloader.storage.wrappers.parted import Parted
@@ -59,6 +60,7 @@ def open_store(
 
     `ValueError` for other schemes, `TypeError` for options that the store does not have.
     """
+    _check(retry, limit, verify)
     store = _bare(url, options)
     remote = isinstance(store, S3Store | HTTPStore | FsspecStore) and store is not url
     if limit is not False and (remote or limit is not None):
@@ -72,6 +74,19 @@ def open_store(
     if verify is not None:
         store = Verified(store, verify)
     return store if cache is None else Cached(store, cache)
+
+
+def _check(retry: Any, limit: Any, verify: Any) -> None:
+    """Under the names that they have here."""
+    if not (retry is None or isinstance(retry, bool | RetryPolicy)):
+        raise TypeError(f"retry= is True, False or a RetryPolicy(attempts=…): got {retry!r}")
+    if not (limit is None or (isinstance(limit, int) and (limit >= 1 or limit is False))):
+        raise ValueError(
+            f"limit= is a number of requests in flight, at least 1, or False for any: got {limit!r}. "
+            "(How large a cache may be is an argument of Cached: Cached(open_store(…), folder, limit=\"500GiB\"))"
+        )
+    if not (verify is None or verify in CHECKS):
+        raise ValueError(f"verify= is one of {', '.join(map(repr, CHECKS))}: got {verify!r}")
 
 
 def _retrying(store: Store, policy: RetryPolicy) -> Store:

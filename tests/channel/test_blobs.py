@@ -59,6 +59,17 @@ def test_a_batch_that_lies_in_itself_is_written_as_before() -> None:
     assert back[1] is back
 
 
+def test_a_tuple_may_lie_in_a_list_that_lies_in_it_and_lists_as_deep_as_pickle_goes() -> None:
+    around: tuple[list[Any], bytes] = ([], LARGE)
+    around[0].append(around)
+    back = there(pack(around))
+    assert back[0][0] is back
+    deep: list[Any] = [LARGE]
+    for _ in range(450):
+        deep = [deep]
+    assert there(pack([LARGE, deep]))[0] == LARGE
+
+
 def test_the_batch_itself_is_left_as_it_is() -> None:
     batch = {"a": [LARGE], "b": (OTHER,)}
     pack(batch)

@@ -164,6 +164,13 @@ def test_a_manifest_saves_the_second_listing(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["manifest"]
 
 
+def test_the_order_of_several_suffixes_does_not_matter_to_a_manifest(tmp_path: Path) -> None:
+    store = Counting()
+    for suffix in ((".txt", ".json"), (".JSON", ".txt")):
+        assert len(ObjectDataset.from_prefix(store, suffix=suffix, manifest=tmp_path / "m")) == 5
+    assert store.listings == 1
+
+
 def test_what_is_around_a_store_does_not_matter_to_its_manifest(tmp_path: Path) -> None:
     store, path = Counting(), tmp_path / "m"
     ObjectDataset.from_prefix(store, manifest=path)
@@ -262,6 +269,8 @@ def test_whatever_is_changed_in_a_manifest_is_noticed(data: st.DataObject) -> No
         ({"arrays": []}, "something behind its end"),
         ({"count": 7}, "its fingerprint is another one"),
         ({"fingerprint": "x"}, "its fingerprint is another one"),
+        ({"count": [1]}, "its fingerprint is another one"),
+        ({"arrays": [[[], "u1", 3]]}, "an array that none is like"),
     ],
 )
 def test_a_manifest_is_checked_before_it_is_used(change: dict[str, Any], says: str) -> None:
@@ -271,6 +280,11 @@ def test_a_manifest_is_checked_before_it_is_used(change: dict[str, Any], says: s
     changed += b" " * (-(len(changed) + 1) % 8)
     with pytest.raises(ValueError, match=says):
         read(changed + b"\n" + rest)
+
+
+def test_a_line_that_is_nested_without_end_is_no_manifest() -> None:
+    with pytest.raises(ValueError, match="its first line is not one of a manifest"):
+        read(b"[" * 60_000 + b"\n")
 
 
 # -- folders ---------------------------------------------------------------------------------------------------------
@@ -293,6 +307,16 @@ def test_classes_are_below_the_prefix() -> None:
     store = Counting({"train/cat/1": b"", "train/dog/x/2": b"", "test/cow/3": b"", "train/readme": b""})
     dataset = ObjectDataset.from_folders(store, "train/")
     assert (dataset.classes, list(dataset.samples)) == (["cat", "dog"], [("train/cat/1", 0), ("train/dog/x/2", 1)])
+
+
+def test_a_prefix_that_lacks_its_slash_or_has_one_too_many_is_an_error_that_shows_it() -> None:
+    store = Counting({"train/cat/1": b"", "train/dog/2": b"", "trained/cow/3": b""})
+    with pytest.raises(ValueError, match="the only class: for the classes in it, prefix='train/cat/'"):
+        ObjectDataset.from_folders(store, "train/cat")
+    with pytest.raises(FileNotFoundError, match=r"no objects in folders below prefix='/train/' in .* 'train/cat/1'"):
+        ObjectDataset.from_folders(store, "/train/")
+    assert ObjectDataset.from_folders(store, "train").classes == ["train", "trained"]
+    assert ObjectDataset.from_folders(store, "train/c").classes == ["cat"]
 
 
 def test_images_have_manifests_too(tmp_path: Path) -> None:
@@ -351,6 +375,7 @@ def test_the_longest_ending_counts_and_two_of_a_kind_are_an_error() -> None:
     dataset = ObjectDataset.groups(store, {"text": ".txt", "tags": ".tags.txt"})
     assert dataset.keys(0) == {"text": "a.txt", "tags": "a.tags.TXT"}
     assert dataset.stem(0) == "a"
+    assert ObjectDataset.groups(store, {"tags": (".tags.txt", ".TAGS.TXT")}).stem(0) == "a"
     with pytest.raises(ValueError, match=r"'a.jpg' and 'a.png' in Counting.* are both the 'image' of the same sample"):
         ObjectDataset.groups(Counting({"a.png": b"", "a.jpg": b"", "a.txt": b""}), MEMBERS)
 
@@ -362,6 +387,7 @@ def test_the_longest_ending_counts_and_two_of_a_kind_are_an_error() -> None:
         ([".jpg"], {}, TypeError, "members is a dict"),
         ({"a": ".x", "b": ".X"}, {}, ValueError, "'.x' is the ending of 'a' and of 'b'"),
         ({"a": None}, {}, ValueError, "member 'a' has no ending"),
+        ({"a": 7}, {}, TypeError, r"members\['a'\] is an ending of keys"),
         (MEMBERS, {"missing": "ignore"}, ValueError, "missing is 'error' or 'skip'"),
         (MEMBERS, {"decode": {"audio": "bytes"}}, ValueError, "decode has 'audio', and the members are image, text"),
         (MEMBERS, {"decode": {"text": "utf8"}}, TypeError, r"decode\['text'\] must be callable"),

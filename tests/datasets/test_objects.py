@@ -182,9 +182,10 @@ def test_arguments_of_a_wrong_type_are_refused_at_once(arguments: dict[str, Any]
         ObjectDataset("memory://", **arguments)
 
 
-def test_the_number_of_threads_is_checked() -> None:
-    with pytest.raises(ValueError, match="decode_threads must be at least 1, got 0"):
-        ObjectDataset("memory://", KEYS, decode_threads=0)
+@pytest.mark.parametrize("wrong", [0, "2", 1.5])
+def test_the_number_of_threads_is_checked(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=f"decode_threads must be at least 1, got {wrong!r}"):
+        ObjectDataset("memory://", KEYS, decode_threads=wrong)
 
 
 def test_its_repr_says_where_and_how_many(tmp_path: Path) -> None:

@@ -64,6 +64,9 @@ async def test_a_missing_folder_is_said_and_a_put_makes_it(tmp_path: Path) -> No
             await store.get("key")
         await store.put("a/b", b"1")
         assert await keys_of(store) == ["a/b"]
+    async with LocalStore(tmp_path / "new" / "a" / "b") as store:
+        with pytest.raises(StoreNotFound, match=r"it is a file, and '.*/new/a' its folder"):
+            await keys_of(store)
 
 
 @pytest.mark.asyncio

@@ -45,6 +45,8 @@ class Counting(LocalStore):
         self.awaited += 1
         return await super().get(key, start, stop)
 
+    get_now = LocalStore.get_now
+
 
 @pytest.mark.asyncio
 async def test_files_in_memory_are_taken_and_all_samples_come_in_order(folder: Path) -> None:
@@ -89,6 +91,31 @@ async def test_nothing_is_taken_that_draws_or_is_decoded_in_a_thread(folder: Pat
             except Failed:
                 assert more == {"decode": "image"}
         assert store.awaited >= 1
+
+
+@pytest.mark.asyncio
+async def test_what_a_subclass_of_the_users_makes_of_samples_or_objects_is_not_passed_over() -> None:
+    class Longer(ObjectDataset):
+        draws_random_numbers = False  # type: ignore[assignment]
+
+        async def __getitem__(self, index: int) -> Any:
+            return await super().__getitem__(index), index
+
+    class Upper(MemoryStore):
+        async def get(self, key: str, start: int | None = None, stop: int | None = None) -> bytes:
+            return (await super().get(key, start, stop)).upper()
+
+    async with Longer(MemoryStore({"a": b"a"}), ["a"]) as longer, ObjectDataset(Upper({"a": b"a"}), ["a"]) as upper:
+        assert await fetcher(longer).fetch([0], lambda place: None) == [(b"a", 0)]
+        assert await fetcher(upper).fetch([0], lambda place: None) == [b"A"]
+
+
+@pytest.mark.asyncio
+async def test_an_error_of_decoding_names_the_key_of_what_was_at_hand_too() -> None:
+    async with ObjectDataset(MemoryStore({"a": b"{no"}), ["a"], decode="json") as dataset:
+        with pytest.raises(Failed) as caught:
+            await fetcher(dataset).fetch([0], lambda place: None)
+    assert "while decoding 'a' of" in caught.value.cause.__notes__[0]
 
 
 @pytest.mark.asyncio

@@ -33,6 +33,7 @@ FRONT: Final = 512
 BLOCK: Final = MIB
 
 #: Below the cache's folder: two letters of the hash, the rest of it, and the range if it is not the whole object.
+SHARD: Final = re.compile(r"[0-9a-f]{2}")
 NAME: Final = re.compile(r"[0-9a-f]{30}(~[0-9]+-[0-9]*)?\.entry")
 
 _PREFIX: Final = struct.Struct("<8sII")

@@ -86,7 +86,7 @@ class Filling:
             raise
         except OSError as error:
             if error.errno not in REFUSALS:
-                what = error.strerror or error
+                what = "there is a file of this name" if isinstance(error, FileExistsError) else error.strerror or error
                 raise StorageError(f"cannot make a cache in {str(self.folder.folder)!r}: {what}") from error
             self._refused(error)
 

@@ -26,8 +26,18 @@ from typing import Final, NamedTuple
 from aloader.errors import StorageError
 from aloader.storage.base import Request, Response
 from aloader.storage.wrappers import cache_files as files
-from aloader.storage.wrappers.cache_entry import NAME, Entry, Torn, checksums, front_of, range_suffix, stem, stretch
-from aloader.storage.wrappers.cache_plan import HIGH, LOW, PAGE, Used, is_abandoned, pages, to_evict
+from aloader.storage.wrappers.cache_entry import (
+    NAME,
+    SHARD,
+    Entry,
+    Torn,
+    checksums,
+    front_of,
+    range_suffix,
+    stem,
+    stretch,
+)
+from aloader.storage.wrappers.cache_plan import HIGH, LOW, PAGE, Used, is_abandoned, is_unfinished, pages, to_evict
 
 MARKER: Final = "aloader-cache.v1"
 FILLED: Final = "filled"
@@ -66,7 +76,8 @@ class CacheFolder:
         """
         if not (self.folder / MARKER).exists():
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            other = next((name for name in sorted(os.listdir(self.folder)) if name not in OVERLOOKED), None)
+            with os.scandir(self.folder) as entries:
+                other = min((entry.name for entry in entries if not _is_left(entry)), default=None)
             if other is not None and not (self.folder / MARKER).exists():  # somebody else may have just begun it
                 raise StorageError(
                     f"{str(self.folder)!r} is no cache of aloader: it has {other!r} in it. "
@@ -201,7 +212,13 @@ class CacheFolder:
     # -- bounds ------------------------------------------------------------------------------------------------------
 
     def _make_room(self, count: int) -> None:
-        if self._fill(count) * PAGE > self._mark:
+        try:
+            filled = self._fill(count)
+        except OSError:  # not even for this is there room: where the limit is lower now, there can be
+            filled = self._filled() + count
+            if filled * PAGE <= self._mark:
+                raise
+        if filled * PAGE > self._mark:
             self.evict(count)
 
     def _fill(self, count: int) -> int:
@@ -232,7 +249,7 @@ class CacheFolder:
     def _entries(self) -> Iterator[Used]:
         """The files that by their names are entries."""
         for folder in files.scan(self.folder):
-            if len(folder.name) == 2 and folder.is_dir(follow_symlinks=False):
+            if SHARD.fullmatch(folder.name) and folder.is_dir(follow_symlinks=False):
                 for file in files.scan(folder.path):
                     if NAME.fullmatch(file.name) and file.is_file(follow_symlinks=False):
                         try:
@@ -254,3 +271,17 @@ class CacheFolder:
                 continue
             if is_abandoned(file.name, age, self._me, files.started):
                 files.remove(file.path)
+
+
+def _is_left(entry: os.DirEntry[str]) -> bool:
+    """Whether it may be in a folder without the marker: who deletes a cache that is written to may leave some of it."""
+    if entry.name in OVERLOOKED:
+        return True
+    if entry.name == FILLED:
+        return not files.is_foreign(entry.path)
+    if not entry.is_dir(follow_symlinks=False):
+        return False
+    names = [file.name for file in files.scan(entry.path)]
+    if entry.name == UNFINISHED:
+        return all(map(is_unfinished, names))
+    return SHARD.fullmatch(entry.name) is not None and all(map(NAME.fullmatch, names))

@@ -65,6 +65,11 @@ def to_evict(found: Iterable[Used], limit: int) -> list[Used]:
     return gone
 
 
+def is_unfinished(name: str) -> bool:
+    """Whether a file is called as unfinished ones are."""
+    return _UNFINISHED.fullmatch(name) is not None
+
+
 def is_abandoned(name: str, age: float, me: Owner, started: Callable[[int], int | None]) -> bool:
     """Whether an unfinished file is nobody's any more. `started` says when a process began (None: there is none).
 

@@ -114,7 +114,10 @@ class Cached(Wrapper):
         With `fetch`, those that are not in the cache are fetched ahead, whole, so many at once; what fails will fail
         when it is read. A new hint ends the old one. Of a longer one, only the first 100,000 keys are looked at.
         """
-        self._opened.get().hint(list(islice(keys, HINTED)), fetch, self.fetch)
+        filling = self._opened.get()
+        if isinstance(keys, str):
+            raise TypeError(f"hint takes several keys, got a string: [{keys!r}], say")
+        filling.hint([check_key(key) for key in islice(keys, HINTED)], fetch, self.fetch)
 
     def has_room_for(self, sizes: Iterable[int]) -> bool:
         """Whether objects of these sizes fit into it together, if nothing else is in it."""
@@ -183,4 +186,5 @@ def _identity(store: Store) -> str:
             f"a {type(store).__name__} does not say by its repr where it is, so that its objects could be told from "
             "those of others in the cache: give it a __repr__ (or an `identity`), or Cached a namespace="
         )
-    return identity
+    name = type(store).__qualname__  # of a subclass that has its parent's repr, but may change what comes
+    return identity if identity.startswith(f"{name}(") else f"{name} {identity}"

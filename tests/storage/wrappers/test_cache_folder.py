@@ -272,6 +272,24 @@ def test_a_cache_that_is_deleted_meanwhile_is_made_again(tmp_path: Path) -> None
     assert (tmp_path / "cache" / MARKER).exists()
 
 
+def test_what_is_left_where_a_cache_is_deleted_while_it_is_written_to_does_not_forbid_the_next(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    keep(folder, "key", b"1")
+    (tmp_path / MARKER).unlink()
+    assert keep(folder, "other", b"2")
+    assert (read(opened(tmp_path), "key"), read(folder, "other")) == (b"1", b"2")
+
+
+@pytest.mark.parametrize("name", ["00/diary", "filled", "unfinished/symphony", "aloader"])
+def test_a_folder_in_which_something_is_called_as_in_a_cache_is_refused_too(tmp_path: Path, name: str) -> None:
+    other = tmp_path / name
+    other.parent.mkdir(exist_ok=True)
+    other.write_text("somebody's")
+    with pytest.raises(StorageError, match="is no cache of aloader"):
+        opened(tmp_path)
+    assert other.read_text() == "somebody's"
+
+
 def test_forgotten_is_all_of_an_object_and_nothing_else(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     keep(folder, "a", b"1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import resource
 import warnings
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from aloader.errors import CacheWarning, KeyNotFound, NotOpen, ObjectChanged, StorageError
+from aloader.options import MIB
 from aloader.storage import BaseStore, Cached, FsspecStore, HTTPStore, LocalStore, MemoryStore, S3Store, Store
 from aloader.storage.base import Request, Response
 from aloader.storage.wrappers import cache_filling
@@ -220,6 +222,13 @@ async def test_hinted_objects_are_fetched_ahead(tmp_path: Path) -> None:
         assert [request.key for request in store.asked] == ["missing", "1", "2", "3"]
 
 
+async def test_a_hint_of_what_are_no_keys_is_an_error_at_once(tmp_path: Path) -> None:
+    async with Cached(Counting(), tmp_path) as cached:
+        for wrong, says in (("123", r"hint takes several keys, got a string: \['123'\]"), ([1], "must be a string")):
+            with pytest.raises(TypeError, match=says):
+                cached.hint(wrong, fetch=1)  # type: ignore[arg-type]
+
+
 async def test_a_new_hint_ends_the_old_one_and_closing_ends_it_too(tmp_path: Path) -> None:
     store = Held()
     async with Cached(store, tmp_path) as cached:
@@ -257,6 +266,17 @@ def files_of_at_most(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_with_a_lower_limit_there_is_room_again_where_there_was_none_for_anything(tmp_path: Path) -> None:
+    async with Cached(Counting(), tmp_path) as cached:
+        await cached.get("1")
+    os.truncate(tmp_path / "filled", MIB)  # it cannot be appended to
+    with files_of_at_most(MIB // 2):
+        async with Cached(Counting(), tmp_path, limit=MIB) as cached:
+            await cached.get("2")
+            await cached.flush()
+            assert cached.stats().kept == 1
 
 
 async def test_reading_goes_on_when_the_disk_refuses_and_it_is_said_once(tmp_path: Path) -> None:
@@ -310,6 +330,8 @@ async def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"cannot make a cache in '.*/file/cache': Not a directory"):
         await Cached(Counting(), tmp_path / "file" / "cache").__aenter__()
+    with pytest.raises(StorageError, match=r"cannot make a cache in '.*/file': there is a file of this name"):
+        await Cached(Counting(), tmp_path / "file").__aenter__()
     with pytest.raises(StorageError, match="is no cache of aloader: it has 'file' in it"):
         await Cached(Counting(), tmp_path).__aenter__()
 
@@ -328,6 +350,19 @@ async def test_two_stores_in_one_folder_do_not_meet(tmp_path: Path) -> None:
     one, other = (Cached(MemoryStore({"key": data}), tmp_path / "cache") for data in (b"1", b"2"))
     async with one, other:
         assert [await one.get("key"), await other.get("key")] == [b"1", b"2"]
+
+
+async def test_a_subclass_that_reads_otherwise_has_entries_of_its_own(tmp_path: Path) -> None:
+    class Upper(LocalStore):
+        async def fetch(self, request: Request) -> Response:
+            answer = await super().fetch(request)
+            return answer._replace(data=answer.data.upper())
+
+    (tmp_path / "key").write_text("text")
+    for _ in range(2):
+        for store, expected in ((LocalStore(tmp_path), b"text"), (Upper(tmp_path), b"TEXT")):
+            async with Cached(store, tmp_path / "cache") as cached:
+                assert await cached.get("key") == expected
 
 
 async def test_what_is_around_the_store_does_not_matter(tmp_path: Path) -> None:
