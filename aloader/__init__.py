@@ -1,21 +1,28 @@
 """An asyncio-based streaming data loader for PyTorch: change one import, and iterate with `for` or `async for`."""
 
-from aloader import datasets, storage
-from aloader.errors import (
-    KeyNotFound,
-    LoaderBusy,
-    LoaderClosed,
-    LoaderError,
-    LoaderTimeout,
-    SampleError,
-    StorageError,
-    WorkerLost,
-)
-from aloader.loader import DataLoader
-from aloader.pool.pool import WorkerPool
-from aloader.stats import BatchInfo, LoaderStats
-from aloader.worker.generators import sample_rng
-from aloader.worker.sharding import ShardInfo, shard_info
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aloader.lazy import lazily
+
+if TYPE_CHECKING:
+    from aloader import datasets, storage
+    from aloader.errors import (
+        KeyNotFound,
+        LoaderBusy,
+        LoaderClosed,
+        LoaderError,
+        LoaderTimeout,
+        SampleError,
+        StorageError,
+        WorkerLost,
+    )
+    from aloader.loader import DataLoader
+    from aloader.pool.pool import WorkerPool
+    from aloader.stats import BatchInfo, LoaderStats
+    from aloader.worker.generators import sample_rng
+    from aloader.worker.sharding import ShardInfo, shard_info
 
 __all__ = [
     "BatchInfo",
@@ -36,3 +43,32 @@ __all__ = [
     "shard_info",
     "storage",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = lazily(
+        __name__,
+        {
+            "BatchInfo": "stats",
+            "DataLoader": "loader",
+            "KeyNotFound": "errors",
+            "LoaderBusy": "errors",
+            "LoaderClosed": "errors",
+            "LoaderError": "errors",
+            "LoaderStats": "stats",
+            "LoaderTimeout": "errors",
+            "SampleError": "errors",
+            "ShardInfo": "worker.sharding",
+            "StorageError": "errors",
+            "WorkerLost": "errors",
+            "WorkerPool": "pool.pool",
+            "datasets": "",
+            "errors": "",
+            "integrations": "",
+            "sample_rng": "worker.generators",
+            "sampling": "",
+            "shard_info": "worker.sharding",
+            "stats": "",
+            "storage": "",
+            "testing": "",
+        },
+    )

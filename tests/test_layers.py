@@ -6,6 +6,9 @@ Only the source is read, nothing is imported: an import inside a function or und
 from __future__ import annotations
 
 import ast
+import importlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +28,7 @@ LAYERS = (
     {"device", "datasets"},
     {"channel", "storage"},
     {"engine", "sampling"},
-    {"options", "errors", "stats", "ranks"},
+    {"options", "errors", "stats", "ranks", "lazy"},
 )
 
 #: They look at everything, and nothing looks at them.
@@ -110,28 +113,22 @@ def test_a_file_imports_only_what_its_layer_may(path: Path) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_package_itself_only_names_what_is_public() -> None:
-    """`aloader/__init__.py` imports from inside, lists it all in `__all__`, and does nothing else."""
-    path = PACKAGE / "__init__.py"
-    if not path.exists():
-        pytest.skip("no aloader/__init__.py yet")
-    tree = ast.parse(path.read_text())
-    imported, public = set(), set()
-    for node in tree.body:
-        match node:
-            case ast.ImportFrom(module="__future__") | ast.Expr(value=ast.Constant()):
-                pass
-            case ast.ImportFrom(module=module, names=names, level=level):
-                assert level == 1 or (module or "").partition(".")[0] == "aloader", f"line {node.lineno}: not ours"
-                imported |= {alias.asname or alias.name for alias in names}
-            case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
-                public = set(ast.literal_eval(value))
-            case ast.Assign(targets=[ast.Name(id="__version__")]):
-                pass
-            case _:
-                pytest.fail(f"line {node.lineno} does more than name things: {ast.unparse(node)[:80]}")
-    assert {name for name in imported if not name.startswith("__")} == public - {"__version__"}
-    assert not [name for name in public if name.startswith("_") and name != "__version__"]
+@pytest.mark.parametrize("package", ["aloader", "aloader.storage", "aloader.datasets", "aloader.testing"])
+def test_what_a_package_lists_type_checkers_see_and_programs_get(package: str) -> None:
+    module = importlib.import_module(package)
+    tree = ast.parse(Path(str(module.__file__)).read_text())
+    typed = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    seen = {alias.name for node in ast.walk(typed[0]) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen == set(module.__all__)
+    assert all(getattr(module, name) is not None for name in module.__all__)
+    assert not [name for name in module.__all__ if name.startswith("_")]
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        module.nothing  # noqa: B018
+
+
+def test_the_package_imports_nothing_before_it_is_asked_for() -> None:
+    code = "import sys, aloader, aloader.storage; assert not {'torch', 'numpy', 'asyncio'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 @pytest.mark.parametrize(

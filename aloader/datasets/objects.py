@@ -8,11 +8,12 @@ from typing import Any, Self
 
 from aloader.datasets import manifest as manifests
 from aloader.datasets.decoders import Decode
+from aloader.datasets.elsewhere import ELSEWHERE
 from aloader.datasets.folders import ObjectFolder
 from aloader.datasets.groups import GroupedObjects
 from aloader.datasets.listing import Listing, Suffix, Wanted, nothing_found
 from aloader.datasets.packed import Numbers
-from aloader.datasets.reader import ELSEWHERE, ObjectReader, Transform, check_callable
+from aloader.datasets.reader import ObjectReader, Transform, check_callable
 from aloader.storage import Store
 
 Place = str | os.PathLike[str]

@@ -15,9 +15,10 @@ import os
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from aloader.datasets.decoders import Decode, at_once, decoder
+from aloader.datasets.elsewhere import ELSEWHERE
 from aloader.errors import ObjectChanged
 from aloader.storage import BaseStore, Request, Store, open_store
 from aloader.storage.files import NOW_BYTES
@@ -26,14 +27,6 @@ from aloader.storage.lifetime import PerLoop
 from aloader.storage.ranges import LARGE
 
 T = TypeVar("T")
-
-
-class _Elsewhere:
-    """See `ELSEWHERE`."""
-
-
-#: Not at hand: to be awaited.
-ELSEWHERE: Final = _Elsewhere()
 
 #: What a sample is, and what `decode` makes, is the user's affair.
 Transform = Callable[[Any], Any]

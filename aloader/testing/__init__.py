@@ -5,8 +5,9 @@ The names are looked up when they are asked for: a server's process, and whoever
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from aloader.lazy import lazily
 
 if TYPE_CHECKING:
     from aloader.testing.faults import Fault, Faults, Latency
@@ -29,18 +30,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    homes = {
-        "Fault": "faults",
-        "FaultServer": "faultserver",
-        "Faults": "faults",
-        "FaultyStore": "faulty",
-        "Latency": "faults",
-        "S3Server": "s3server",
-        "SimLoop": "simloop",
-        "Synthetic": "synthetic",
-        "simulate": "simloop",
-    }
-    if name not in homes:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{homes[name]}"), name)
+if not TYPE_CHECKING:
+    __getattr__ = lazily(
+        __name__,
+        {
+            "Fault": "faults",
+            "FaultServer": "faultserver",
+            "Faults": "faults",
+            "FaultyStore": "faulty",
+            "Latency": "faults",
+            "S3Server": "s3server",
+            "SimLoop": "simloop",
+            "Synthetic": "synthetic",
+            "simulate": "simloop",
+        },
+    )

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from torch.utils.data import Subset
 
-from aloader.datasets.reader import ELSEWHERE
+from aloader.datasets.elsewhere import ELSEWHERE
 
 Take = Callable[[Any], Any]
 
