@@ -16,22 +16,20 @@ second, and of files per second of CPU time, which other work on the machine dis
 Batches are lists of bytes, which are delivered; with `--counted` the worker looks at them and returns
 a number, so that reading is all there is. Every sample is checked: its length, and the number of its file.
 
-**Result.** 2 cores (x86-64), Python 3.11, torch 2.13, on a machine with other work: 5 rounds of 0.4 s, `--counted`;
-medians of the rounds' ratios, and their spread. *Kept*: the same with `MALLOC_ARENA_MAX=1`,
-`MALLOC_TRIM_THRESHOLD_=1073741824` and `MALLOC_MMAP_THRESHOLD_=1073741824`, so that freed memory is used again.
+**Result.** 2 cores (x86-64), ext4, Python 3.11, torch 2.13, otherwise quiet: 5 rounds of 0.4 s, `--counted`; medians
+of the rounds' ratios, and their spread.
 
-| | async / plain | the same, kept | async / torch, kept | store / read | the same, kept |
-|---|---|---|---|---|---|
-| 16 KiB | 0.83 (0.49–1.05) | 0.84 (0.73–1.06) | 0.69 (0.43–2.52) | 0.62 (0.45–1.04) | 0.71 (0.60–0.81) |
-| 128 KiB | 0.20 (0.17–0.25) | 0.77 (0.58–1.15) | 0.71 (0.25–1.76) | 0.80 (0.62–0.95) | 0.70 (0.55–0.85) |
-| 1 MiB | 0.47 (0.39–0.75) | 0.96 (0.89–1.14) | 1.05 (0.97–2.43) | 1.23 (0.97–1.40) | 1.00 (0.72–1.21) |
-| 4 MiB | 2.55 (0.43–3.55) | 3.18 (1.97–3.84) | 1.82 (1.48–3.19) | 1.49 (1.01–3.49) | 0.99 (0.91–1.26) |
+| | async / plain | async / torch | store / read |
+|---|---|---|---|
+| 16 KiB | 0.90 (0.84–0.99) | 1.04 (0.93–1.21) | 0.57 (0.48–0.61) |
+| 128 KiB | 1.00 (0.86–1.03) | 3.99 (3.40–4.67) | 0.88 (0.82–1.03) |
+| 1 MiB | 1.13 (1.05–1.44) | 5.96 (5.72–11.03) | 1.30 (1.21–1.68) |
+| 4 MiB | 1.70 (1.38–1.95) | 8.88 (8.07–9.51) | 1.53 (1.50–1.59) |
 
-What counts is whether memory is new. In one process without a loader, least CPU time per file: 128 KiB take 77 µs into
-new pages and 15 µs into used ones, 4 MiB 2.1 ms and 0.37 ms. glibc gives back to the system what is free at the end of
-a heap, and each thread has a heap of its own: threads that read meet new pages more often than a loop that reads alone.
-Beyond that, a read through the store costs about 5 µs, most of them for the task that waits for it; `get_many`, which
-has one task for all, costs as much as reading inline (16 KiB: 8.8 µs inline, 13.5 by `get`, 9.0 by `get_many`).
+Two things count. *Whether memory is new*: 128 KiB take 77 µs into new pages and 15 µs into used ones, 4 MiB 2.1 ms and
+0.37 ms. aloader's workers keep the memory that they have freed; torch's give it back to the system each time.
+*Whether a thread is needed*: a file that lies in memory is read where its sample is asked for. A hop into a thread and a
+task for each sample make 16 KiB cost twice as much, which is what `LocalStore.get` by itself does.
 """
 
 from __future__ import annotations
