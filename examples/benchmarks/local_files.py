@@ -28,8 +28,8 @@ of the rounds' ratios, and their spread.
 
 Two things count. *Whether memory is new*: 128 KiB take 77 µs into new pages and 15 µs into used ones, 4 MiB 2.1 ms and
 0.37 ms. aloader's workers keep the memory that they have freed; torch's give it back to the system each time.
-*Whether a thread is needed*: a file that lies in memory is read where its sample is asked for. A hop into a thread and a
-task for each sample make 16 KiB cost twice as much, which is what `LocalStore.get` by itself does.
+*Whether a thread is needed*: a file that lies in memory is read where its sample is asked for. A hop into a thread and
+a task for each sample make 16 KiB cost twice as much, which is what `LocalStore.get` by itself does.
 """
 
 from __future__ import annotations

@@ -42,12 +42,12 @@ Machines differ, and this one's cores are shared between server and client: rati
 | in flight ÷ latency | 3,704 | 7,359 | 3,411 | 3,286 |
 
 CPU seconds for 1,000 objects with 2 workers (body): aloader 0.21, hedged 0.29, bare client 0.14, litdata 0.71, 32
-threads 1.89, boto3 2.89, s3torchconnector 1.09. Hedging sent 4 to 5 % more requests. With 8 workers everybody wants more
-CPU than two cores have: aloader reaches 0.85 of the bare client.
+threads 1.89, boto3 2.89, s3torchconnector 1.09. Hedging sent 4 to 5 % more requests. With 8 workers everybody wants
+more CPU than two cores have: aloader reaches 0.85 of the bare client.
 
 An earlier version, on a busy machine: with objects of 8 MiB it was as fast as the bare client and 3.4 times as fast as
-litdata, and with S3 Express's latencies (2.5 ms) litdata was 1.5 times as fast. This, 4 KiB, 1 and 4 workers, and samples
-in order have not been measured since.
+litdata, and with S3 Express's latencies (2.5 ms) litdata was 1.5 times as fast. This, 4 KiB, 1 and 4 workers, and
+samples in order have not been measured since.
 """
 
 from __future__ import annotations
