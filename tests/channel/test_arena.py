@@ -123,7 +123,7 @@ class ArenaMachine(RuleBasedStateMachine):
         assert self.border.view.leases == 0
 
 
-ArenaMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+ArenaMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
 TestArenaMachine = ArenaMachine.TestCase
 
 

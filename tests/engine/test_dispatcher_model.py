@@ -299,13 +299,13 @@ class SharesOnArrival(Shares):
 
 #: Without shrinking, which can take minutes, and a test has two: add `Phase.shrink` when there is something to shrink.
 SETTINGS = settings(
-    max_examples=60, stateful_step_count=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
+    max_examples=40, stateful_step_count=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
 )
 TestInOrder = InOrder.TestCase
 TestInOrder.settings = SETTINGS
 TestOnArrival = OnArrival.TestCase
 TestOnArrival.settings = SETTINGS
 TestSharesInOrder = SharesInOrder.TestCase
-TestSharesInOrder.settings = settings(SETTINGS, max_examples=30)
+TestSharesInOrder.settings = settings(SETTINGS, max_examples=20)
 TestSharesOnArrival = SharesOnArrival.TestCase
-TestSharesOnArrival.settings = settings(SETTINGS, max_examples=30)
+TestSharesOnArrival.settings = settings(SETTINGS, max_examples=20)
