@@ -9,14 +9,18 @@ from aloader.lazy import lazily
 if TYPE_CHECKING:
     from aloader import datasets, storage
     from aloader.errors import (
+        BatchTooLarge,
         KeyNotFound,
         LoaderBusy,
         LoaderClosed,
         LoaderError,
         LoaderTimeout,
         SampleError,
+        SampleTimeout,
+        SampleWarning,
         StorageError,
         WorkerLost,
+        WorkerWarning,
     )
     from aloader.loader import DataLoader
     from aloader.pool.pool import WorkerPool
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchInfo",
+    "BatchTooLarge",
     "DataLoader",
     "KeyNotFound",
     "LoaderBusy",
@@ -34,10 +39,13 @@ __all__ = [
     "LoaderStats",
     "LoaderTimeout",
     "SampleError",
+    "SampleTimeout",
+    "SampleWarning",
     "ShardInfo",
     "StorageError",
     "WorkerLost",
     "WorkerPool",
+    "WorkerWarning",
     "datasets",
     "sample_rng",
     "shard_info",
@@ -49,6 +57,7 @@ if not TYPE_CHECKING:
         __name__,
         {
             "BatchInfo": "stats",
+            "BatchTooLarge": "errors",
             "DataLoader": "loader",
             "KeyNotFound": "errors",
             "LoaderBusy": "errors",
@@ -57,10 +66,13 @@ if not TYPE_CHECKING:
             "LoaderStats": "stats",
             "LoaderTimeout": "errors",
             "SampleError": "errors",
+            "SampleTimeout": "errors",
+            "SampleWarning": "errors",
             "ShardInfo": "worker.sharding",
             "StorageError": "errors",
             "WorkerLost": "errors",
             "WorkerPool": "pool.pool",
+            "WorkerWarning": "errors",
             "datasets": "",
             "errors": "",
             "integrations": "",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, Final
 
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterDataPipe, MapDataPipe, Sampler, SequentialSampler
 
 from aloader import ranks
+from aloader.channel.marks import is_stateful
 from aloader.pool.pool import NO_WORKERS, WorkerPool
 from aloader.ranks import Ranks
 from aloader.sampling import DistributedSampler, ShuffledSampler
@@ -111,6 +112,53 @@ def own_sampler(dataset: Any, shuffle: Any, seed: int | None, distributed: Any) 
     return sampler
 
 
+#: What `on_error` may say, beside a function.
+ON_ERROR: Final = ("raise", "skip", "drop")
+
+
+def check_faults(on_error: Any, max_errors: Any, sample_timeout: Any, restarts: Any, batches: Any) -> None:
+    """What is done when something breaks."""
+    if on_error not in ON_ERROR and not callable(on_error):
+        raise ValueError(
+            'on_error option should be "raise", "skip", "drop" or a function that is given the SampleError and returns '
+            f"a sample, but got on_error={on_error!r}"
+        )
+    if max_errors is not None:
+        _check_max_errors(on_error, max_errors)
+    if sample_timeout is not None and not _is_number(sample_timeout):
+        raise TypeError(f"sample_timeout option should be seconds, but got sample_timeout={sample_timeout!r}")
+    if sample_timeout is not None and not 0 < sample_timeout < float("inf"):
+        raise ValueError(f"sample_timeout option should be positive, but got sample_timeout={sample_timeout!r}")
+    _check_count("max_worker_restarts", restarts, 0)
+    if batches is not None:
+        _check_count("max_batches_per_worker", batches, 1)
+
+
+def _check_max_errors(on_error: Any, max_errors: Any) -> None:
+    if on_error == "raise":
+        raise ValueError('max_errors option needs on_error="skip", "drop" or a function: "raise" allows for no error')
+    if isinstance(max_errors, float):
+        if not 0 <= max_errors < 1:
+            raise ValueError(
+                "max_errors option should be a number of samples (an integer) or a fraction of them (a float from 0 to "
+                f"less than 1), but got max_errors={max_errors!r}"
+            )
+        return
+    _check_count("max_errors", max_errors, 0)
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        raise TypeError(f"{name} option should be an integer, but got {name}={value!r}")
+    if operator.index(value) < least:
+        kind = "non-negative" if least == 0 else "positive"
+        raise ValueError(f"{name} option should be {kind}, but got {name}={value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def check_dataset(loader: TorchDataLoader[Any]) -> None:
     """Whether the dataset is of a kind that can be loaded."""
     dataset = loader.dataset
@@ -154,3 +202,18 @@ def check_more(loader: TorchDataLoader[Any], light: bool, prefetch_factor: int |
         )
     if loader.timeout > 0 and loader.num_workers == 0 and not light:
         raise ValueError("timeout option needs num_workers > 0: in this process, nothing can be timed out")
+
+
+def check_lives(loader: TorchDataLoader[Any], light: bool, sample_timeout: Any, batches: Any) -> None:
+    """What needs workers that can be replaced. `light`: an async dataset on the user's own loop."""
+    dataset = loader.dataset
+    if sample_timeout is not None and loader.num_workers == 0 and not light:
+        raise ValueError(
+            "sample_timeout option needs num_workers > 0 or an async dataset: in this process, a sample that is stuck "
+            "cannot be interrupted"
+        )
+    if batches is not None and is_iterable(dataset) and not is_stateful(dataset):
+        raise ValueError(
+            f"max_batches_per_worker option needs a dataset with state_dict and load_state_dict where it is iterable: "
+            f"a new worker could not go on where another of {type(dataset).__name__} has stopped"
+        )

@@ -10,10 +10,35 @@ class LoaderError(Exception):
 
 
 class SampleError(LoaderError, RuntimeError):
-    """A sample failed, and its original exception could not be rebuilt in this process.
+    """A sample failed.
 
-    Where it can be, the original is raised instead, with the worker's traceback as its `__cause__`.
+    Raised where its original exception could not be rebuilt in this process (where it can be, that is raised instead,
+    with the worker's traceback as its `__cause__`), or where more failed than `max_errors` allows. It is also what a
+    function given as `on_error` gets: the original is its `__cause__` then.
+
+    `index` is what the sampler gave for the sample (None where that is not known), `batch` its batch's number in the
+    epoch (-1: unknown), `worker` the slot of the worker that fetched it (-1: none).
     """
+
+    def __init__(self, message: str, *, index: object = None, batch: int = -1, worker: int = -1) -> None:
+        super().__init__(message)
+        self.index = index
+        self.batch = batch
+        self.worker = worker
+
+
+class SampleTimeout(SampleError, TimeoutError):  # noqa: N818
+    """A sample took longer than `sample_timeout`. `stack` is where it was stuck: text, as in a traceback."""
+
+    def __init__(
+        self, message: str, *, index: object = None, batch: int = -1, worker: int = -1, stack: str = ""
+    ) -> None:
+        super().__init__(message, index=index, batch=batch, worker=worker)
+        self.stack = stack
+
+
+class BatchTooLarge(LoaderError, MemoryError):  # noqa: N818
+    """One batch takes more memory than this machine, or the cgroup (container) of the program, has."""
 
 
 class WorkerLost(LoaderError, RuntimeError):  # noqa: N818  (what happened, as `LoaderClosed`)
@@ -172,6 +197,14 @@ class Corrupted(StorageError):  # noqa: N818
 
 class NotOpen(StorageError, RuntimeError):  # noqa: N818
     """A store or dataset was used outside of its `async with`, or on another loop than the one it was opened on."""
+
+
+class WorkerWarning(RuntimeWarning):
+    """A worker process was lost and has been replaced: what ended it, and what it was working on."""
+
+
+class SampleWarning(RuntimeWarning):
+    """Samples failed and are left out, as `on_error` says."""
 
 
 class CacheWarning(UserWarning):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import operator
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Self, TypeVar, cast
@@ -13,12 +12,12 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, Sampler
 
-from aloader import arguments
-from aloader.errors import LoaderClosed
+from aloader import arguments, options
+from aloader.controls import Controls
+from aloader.errors import LoaderClosed, SampleError
 from aloader.options import parse_bytes
 from aloader.pool.asynchronous import AsyncBatches
 from aloader.pool.blocking import Batches
-from aloader.pool.informed import Informed
 from aloader.pool.limits import cpus_allowed, default_memory_limit, too_many_workers
 from aloader.pool.pool import WorkerPool
 from aloader.pool.threads import in_thread, running_loop
@@ -26,14 +25,12 @@ from aloader.ranks import Ranks
 from aloader.runtime import Runtime
 from aloader.sampling.passes import Passes
 from aloader.sampling.source import tickets_of
-from aloader.settings import key_of
 from aloader.state.journal import Journal
 from aloader.state.resumable import Resumable
 from aloader.stats import LoaderStats
-from aloader.worker import calls, debug, stray
+from aloader.worker import debug, stray
 from aloader.worker.here import InlineBatches, ThreadedBatches
 from aloader.worker.kinds import is_async, is_iterable
-from aloader.worker.replay import replay
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -47,7 +44,7 @@ class _ReadFromTheFront(IterableDataset[Any]):
         raise NotImplementedError
 
 
-class DataLoader(Resumable, TorchDataLoader[T_co]):
+class DataLoader(Controls, Resumable, TorchDataLoader[T_co]):
     """Batches of a dataset, with `async for` or `for`. Every argument of torch's loader, with its meaning; and:
 
     concurrency: samples in flight of the whole loader, shared out to its workers, for a dataset with
@@ -71,6 +68,20 @@ class DataLoader(Resumable, TorchDataLoader[T_co]):
         are torch.distributed's where that is set up, else torchrun's, from the environment. Or `(rank, world_size)`.
         An iterable dataset shares itself out: for it, this is only what `aloader.shard_info()` answers. Excludes
         `sampler` and `batch_sampler`.
+
+    on_error: what becomes of a sample that fails. "raise" (default): its error is raised in the batch's place. "skip":
+        another sample of the same batch fills its place, so that neither sizes nor numbers of batches change. "drop":
+        its batch is smaller, or left out where nothing is left of it. Or a function that is given the `SampleError` and
+        returns a sample to take instead. With "skip" and "drop", None in a sample's place counts as one that failed.
+    max_errors: how many samples of an epoch may fail before their error is raised all the same: a number, or a fraction
+        (a float below 1) of the epoch's samples. Default: any number.
+    sample_timeout: seconds that one sample may take (default: any time). One that takes longer has failed with a
+        `SampleTimeout`, with the stack it is stuck in: of an async dataset at once; of an ordinary one, its worker is
+        replaced and the sample tried once more before. Needs workers or an async dataset.
+    max_worker_restarts: how often in an epoch a worker that died is replaced, with nothing lost (default 3). Beyond, or
+        with 0, `WorkerLost` is raised in the place of the batches that it had.
+    max_batches_per_worker: a worker's process is replaced by a new one after so many batches (default: never), for
+        libraries that leak memory.
 
     `prefetch_factor` bounds how many batches a worker may hold; for an async dataset it defaults to what keeps its
     concurrency filled. Nothing is started by the constructor. Use `async with` or `with`, `aclose()` or `close()` to
@@ -107,12 +118,18 @@ class DataLoader(Resumable, TorchDataLoader[T_co]):
         worker_setup: Callable[[], object] | None = None,
         seed: int | None = None,
         distributed: bool | tuple[int, int] = False,
+        on_error: str | Callable[[SampleError], Any] = "raise",
+        max_errors: int | float | None = None,
+        sample_timeout: float | None = None,
+        max_worker_restarts: int = options.MAX_WORKER_RESTARTS,
+        max_batches_per_worker: int | None = None,
     ) -> None:
         arguments.check_num_workers(num_workers)
         arguments.check_pool(pool, multiprocessing_context)
         arguments.check_worker_setup(worker_setup)
         arguments.check_seed(seed)
         arguments.check_distributed(distributed, sampler, batch_sampler)
+        arguments.check_faults(on_error, max_errors, sample_timeout, max_worker_restarts, max_batches_per_worker)
         prefetch_factor = arguments.asked(prefetch_factor)
         elastic = pool is not None and (num_workers == 0 or isinstance(num_workers, arguments.Unasked))
         if pool is not None and elastic:
@@ -145,6 +162,7 @@ class DataLoader(Resumable, TorchDataLoader[T_co]):
         self.__dict__["dataset"] = dataset  # one that is iterable, and not torch's, was known to torch under its name
         arguments.check_dataset(self)
         arguments.check_more(self, light, prefetch_factor, concurrency)
+        arguments.check_lives(self, light, sample_timeout, max_batches_per_worker)
         if light:
             self.prefetch_factor = prefetch_factor
         elif prefetch_factor is None and self.prefetch_factor is not None:
@@ -158,6 +176,11 @@ class DataLoader(Resumable, TorchDataLoader[T_co]):
         self.pool = pool
         self.seed = seed
         self.distributed = distributed
+        self.on_error = on_error
+        self.max_errors = max_errors
+        self.sample_timeout = sample_timeout
+        self.max_worker_restarts = max_worker_restarts
+        self.max_batches_per_worker = max_batches_per_worker
         self._elastic = elastic
         if pool is not None:
             pool.loaders.add(self)
@@ -209,41 +232,6 @@ class DataLoader(Resumable, TorchDataLoader[T_co]):
         more = too_many_workers(self.num_workers, cpus_allowed()) if self.num_workers else None
         if more is not None:
             warnings.warn(more, stacklevel=3)
-
-    def with_info(self) -> Informed:
-        """For `async for batch, info in …` and `for`: batches with their `BatchInfo`."""
-        return Informed(self.__iter__, self.__aiter__)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Say which epoch comes next: to the sampler, the batch sampler and those inside it, and to the dataset.
-
-        Whoever of them has a `set_epoch` is told; a dataset's is broadcast to the workers' replicas. Call it before
-        each epoch. Raises TypeError for what is no integer.
-        """
-        try:
-            epoch = operator.index(epoch)
-        except TypeError:
-            raise TypeError(f"epoch should be an integer, but got epoch={epoch!r}") from None
-        self._journal.set_epoch(self, epoch)
-        if calls.holders(self.dataset, "set_epoch"):
-            self.broadcast("set_epoch", epoch)
-
-    def broadcast(self, method: str, *args: Any) -> None:
-        """Call a method of the dataset, here and in every worker's replica: `loader.broadcast("set_epoch", 3)`.
-
-        Where the dataset has no such method, those inside torch's wrappers (`Subset`, `ConcatDataset` …) are meant.
-        A worker makes the call before the next batch that it begins: call between epochs, or in one for what is not
-        begun yet. Workers that are started later make it too. Arguments are pickled.
-
-        Raises AttributeError where there is no such method, TypeError for a coroutine function and for arguments that
-        cannot be pickled, and what the method raises here: then no worker is told. What it raises in a worker is the
-        error of that worker's next batch.
-        """
-        calls.check(self.dataset, method)
-        call = None if self._runtime is None or self.num_workers == 0 else calls.written(method, args)
-        calls.call(self.dataset, method, args)
-        if self._runtime is not None and call is not None:
-            self._runtime.broadcast(call)
 
     def __len__(self) -> int:
         """Batches of an epoch, in this rank; of an iterable dataset, what its length promises."""
@@ -310,19 +298,6 @@ class DataLoader(Resumable, TorchDataLoader[T_co]):
         if self._runtime is None:
             self._runtime = Runtime()
         return self._runtime
-
-    def replay(self, index: Any) -> Any:
-        """Fetch one sample in this process, as its error said: `dataset[index]`, and raise what it raises, as it is.
-
-        So a debugger finds it: `python -m pdb`, `%debug`. A sample of an async dataset is awaited on a loop of its
-        own, within the `async with` of a copy of the dataset. The result is not collated.
-
-        With `seed=`, and of an async dataset, the same random numbers are drawn again, those of the latest epoch, and
-        this process's generators are as they were afterwards. Else they are what is drawn from.
-        """
-        latest = self._journal.current
-        key = latest.key if latest is not None else key_of(self, 0, self.epoch)
-        return replay(self.dataset, index, key)
 
     def stats(self) -> LoaderStats:
         """What the latest epoch has done so far, and what the loader holds now. Cheap; callable at any time."""

@@ -29,7 +29,7 @@ from aloader.pool.pool import Installed, WorkerPool
 from aloader.pool.private import PrivateLoop, PrivateLoopBatches
 from aloader.pool.run import Run, snapshot
 from aloader.pool.threads import in_thread
-from aloader.settings import Settings, bounds_of, finisher, who_of
+from aloader.settings import Settings, bounds_of, finisher, function_on_error, who_of
 from aloader.state.passing import Pass
 from aloader.stats import LoaderStats
 from aloader.worker import debug, stray
@@ -77,7 +77,9 @@ class Runtime:
             loader.check_worker_number_rationality()  # where workers are made, so not for those that are kept
             one = loader._journal.begin(loader, None)
             collate_fn = stray.unguarded(loader.collate_fn)
-            job = Job.of(loader.dataset, collate_fn, loader.worker_init_fn, loader.worker_setup)
+            job = Job.of(
+                loader.dataset, collate_fn, loader.worker_init_fn, loader.worker_setup, function_on_error(loader)
+            )
             surroundings = context.capture()
             carried = pool.pickle(job, surroundings)
             crew = pool.crew(who_of(loader, one.seed, surroundings))
@@ -181,6 +183,11 @@ class Runtime:
             crews[id(self._crew)] = self._crew
         for crew in crews.values():
             crew.broadcast(call)
+
+    def restart_worker(self, slot: int) -> bool:
+        """Kill the process of a worker of the latest epoch. False if there is none."""
+        run = self._last
+        return run is not None and run.pool is not None and not run.ended and run.crew.kill(slot)
 
     def number(self) -> int:
         """The next epoch's number."""

@@ -44,6 +44,11 @@ class Settings(Protocol):
     pool: WorkerPool | None
     seed: int | None
     distributed: bool | tuple[int, int]
+    on_error: str | Callable[[Any], Any]
+    max_errors: int | float | None
+    sample_timeout: float | None
+    max_worker_restarts: int
+    max_batches_per_worker: int | None
     explicit_prefetch: int | None
     memory_limit: int | str | None
     memory_bytes: int
@@ -101,7 +106,19 @@ def source_for(loader: Settings, indices: Any, state: dict[str, Any] | None = No
 def who_of(loader: Settings, seed: int, surroundings: bytes) -> Who:
     slots = max(1, workers_of(loader))  # without processes, one slot that is always filled
     kind = loader.is_iterable, loader.drop_last, *loader.ranks, permits_of(slots)
-    return Who(0, slots, seed, share_of(loader), in_threads(loader), loader._auto_collation, surroundings, *kind)
+    faults = on_error_of(loader), loader.sample_timeout or 0.0
+    who = slots, seed, share_of(loader), in_threads(loader), loader._auto_collation, surroundings
+    return Who(0, *who, *kind, *faults)
+
+
+def on_error_of(loader: Settings) -> str:
+    """What becomes of a sample that fails, in a word; "call": a function of the user's says."""
+    return loader.on_error if isinstance(loader.on_error, str) else "call"
+
+
+def function_on_error(loader: Settings) -> Callable[[Any], Any] | None:
+    """The user's function for samples that fail, if there is one."""
+    return None if isinstance(loader.on_error, str) else loader.on_error
 
 
 def workers_of(loader: Settings) -> int:

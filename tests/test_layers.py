@@ -21,7 +21,7 @@ PACKAGE = ROOT / "aloader"
 #: Top to bottom. Neighbours in one layer do not import each other, except in the lowest.
 LAYERS = (
     {"loader"},
-    {"arguments", "runtime"},
+    {"arguments", "controls", "runtime"},
     {"state"},
     {"settings"},
     {"pool", "worker"},
@@ -32,7 +32,7 @@ LAYERS = (
 )
 
 #: They look at everything, and nothing looks at them.
-FREE = {"testing", "integrations", "cli"}
+FREE = {"testing", "integrations", "cli", "doctor"}
 
 #: The engine decides and does nothing else. What it may use of the standard library is short enough to be listed.
 ENGINE_MAY_IMPORT = {

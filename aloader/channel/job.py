@@ -33,13 +33,15 @@ _HEAD: Final = struct.Struct("<QQ")
 
 
 class Job(NamedTuple):
-    """A dataset and what is done with its samples. `collate_entries` are the user's own in torch's collate table."""
+    """A dataset and what is done with its samples. `collate_entries` are the user's own in torch's collate table;
+    `on_error` is the user's function that is given the errors of samples, if it is one."""
 
     dataset: Any
     collate_fn: Callable[[Any], Any]
     worker_init_fn: Callable[[int], object] | None
     collate_entries: dict[Any, Callable[..., Any]]
     worker_setup: Callable[[], object] | None = None
+    on_error: Callable[[Any], Any] | None = None
 
     @classmethod
     def of(
@@ -48,6 +50,7 @@ class Job(NamedTuple):
         collate_fn: Callable[[Any], Any],
         worker_init_fn: Callable[[int], object] | None,
         worker_setup: Callable[[], object] | None = None,
+        on_error: Callable[[Any], Any] | None = None,
     ) -> Job:
         """A job with the entries that the user has added to (or replaced in) torch's live table."""
         own = {
@@ -55,7 +58,7 @@ class Job(NamedTuple):
             for kind, function in collate.default_collate_fn_map.items()
             if getattr(function, "__module__", "") != collate.__name__
         }
-        return cls(dataset, collate_fn, worker_init_fn, own, worker_setup)
+        return cls(dataset, collate_fn, worker_init_fn, own, worker_setup, on_error)
 
 
 class Index(NamedTuple):

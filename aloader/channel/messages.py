@@ -19,9 +19,10 @@ from aloader.channel.arena import Place
 class Start(NamedTuple):
     """The first message: who the worker is. `context` is what it takes over from the parent (pickled); `flags` are
     those that have changed there since the job was written (pickled); `permits` is its share of the requests that a
-    store may be asked at once (`storage.permits`); `resume` is where it goes on (a pickled
-    `marks.Resume`); `states` are those of the random generators of the worker that it replaces, after the last ticket
-    that was answered."""
+    store may be asked at once (`storage.permits`). `on_error` says what becomes of a sample that fails ("call": the
+    job's function does), or that takes longer than `sample_timeout` seconds (0: any time). `resume` is where it goes on
+    (a pickled `marks.Resume`); `states` are those of the random generators of the worker that it replaces, after the
+    last ticket that was answered."""
 
     dataset: int
     slot: int
@@ -37,6 +38,8 @@ class Start(NamedTuple):
     rank: int = 0
     world_size: int = 1
     permits: float = 1.0
+    on_error: str = "raise"
+    sample_timeout: float = 0.0
     flags: bytes = b""
     resume: bytes = b""
     states: bytes = b""
@@ -46,7 +49,9 @@ class Ticket(NamedTuple):
     """Work for one batch. Up to `allowance` bytes may be collated without asking.
 
     Of an iterable dataset `indices` is the number of samples, None for a single one that is not batched. `key` is what
-    the samples' own generators are made from; None: they draw from the worker's, as torch's do.
+    the samples' own generators are made from; None: they draw from the worker's, as torch's do. `alone`: it has ended
+    workers before, and each of its samples is fetched by itself. `without`: samples that are not fetched, since they
+    end workers, by their positions; with the errors that stand for them (`faults.pack_fault`).
     """
 
     dataset: int
@@ -55,6 +60,8 @@ class Ticket(NamedTuple):
     indices: object
     allowance: int
     key: int | None = None
+    alone: bool = False
+    without: tuple[tuple[int, bytes], ...] = ()
 
 
 class Granted(NamedTuple):
@@ -127,9 +134,17 @@ class Need(NamedTuple):
     nbytes: int
 
 
+class LeftOut(NamedTuple):
+    """A sample that failed, and its batch did not: its position in the ticket, and its error (`faults.pack_fault`)."""
+
+    position: int
+    fault: bytes
+
+
 class Batch(NamedTuple):
     """A finished ticket: the pickle's body (or its place in the arena), the places of its large leaves, the seconds
-    that it took to fetch and to collate, and what the dataset says of itself behind it (`channel.marks`)."""
+    that it took to fetch and to collate, what the dataset says of itself behind it (`channel.marks`), and which of its
+    samples have failed."""
 
     dataset: int
     epoch: int
@@ -139,6 +154,17 @@ class Batch(NamedTuple):
     fetch_seconds: float
     collate_seconds: float
     mark: bytes | None = None
+    left_out: tuple[LeftOut, ...] = ()
+
+
+class Nothing(NamedTuple):
+    """A ticket whose samples have all failed, and are left out: no batch comes in its place."""
+
+    dataset: int
+    epoch: int
+    seq: int
+    mark: bytes | None = None
+    left_out: tuple[LeftOut, ...] = ()
 
 
 class Failure(NamedTuple):
@@ -183,6 +209,7 @@ Message = (
     | RanDry
     | Notice
     | Call
+    | Nothing
 )
 
 KINDS: Final[tuple[type[Message], ...]] = (
@@ -202,5 +229,6 @@ KINDS: Final[tuple[type[Message], ...]] = (
     RanDry,
     Notice,
     Call,
+    Nothing,
 )
 TAGS: Final[dict[type[Message], int]] = {kind: tag for tag, kind in enumerate(KINDS)}

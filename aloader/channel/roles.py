@@ -49,3 +49,5 @@ class Who(NamedTuple):
     rank: int = 0
     world_size: int = 1
     permits: float = 1.0
+    on_error: str = "raise"
+    sample_timeout: float = 0.0

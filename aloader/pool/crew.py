@@ -120,6 +120,14 @@ class Crew:
             self._watch_starter()
         self.flush()
 
+    def kill(self, slot: int) -> bool:
+        """Kill the process of a slot: that it has gone will be reported. False if there is none."""
+        worker = self.workers.get(slot)
+        if worker is None:
+            return False
+        self._host.starter.end(worker.key, 0.0)
+        return True
+
     def end(self, grace: float = options.CLOSE_GRACE) -> None:
         """Tell every worker to stop, and have those killed that do not within `grace` seconds. Waits for nobody."""
         self._host.seats.forget(self)

@@ -10,7 +10,7 @@ from aloader.channel.link import Link
 from aloader.channel.messages import Batch
 from aloader.channel.payload import unpack
 from aloader.channel.status import Doing, StatusPage
-from aloader.errors import WorkerLost
+from aloader.errors import SampleTimeout, WorkerLost
 from aloader.pool.inquiry import PageInquiry
 from aloader.pool.starter import Exit
 
@@ -49,6 +49,7 @@ class Worker:
         self.ending = False
         self.exit: Exit | None = None  # how it went, once that is reported
         self.fault: OSError | None = None  # why nothing more can be read from it
+        self.stuck: SampleTimeout | None = None  # why it is killed, if it is for that
         self.waits_to_write = False
         self.states = b""  # of its generators, when it was started; none: as they are seeded
         self.answered = -1, -1  # epoch and seq of the last ticket
