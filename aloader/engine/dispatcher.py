@@ -229,8 +229,7 @@ class Dispatcher:
             return
         self._last_loss = event.error
         if self._config.interchangeable:
-            complete = slot.dry and not slot.held
-            if complete or not self._losses.is_replaced(event):
+            if self._is_complete(slot) or not self._losses.is_replaced(event):
                 self._lose_share(slot, event.running, commands)
             else:
                 self._work.take_back(slot, None)
@@ -260,7 +259,7 @@ class Dispatcher:
     def _lose_share(self, slot: Slot, running: int | None, commands: list[Command]) -> None:
         """The rest of a lost worker's share is lost with it. That is said once, in the place of one of its tickets, or
         of the next one drawn."""
-        complete = slot.dry and not slot.held
+        complete = self._is_complete(slot)
         lost = self._work.abandon(slot)
         if lost:
             told = running if running in lost else min(lost)
@@ -270,6 +269,10 @@ class Dispatcher:
             self._untold = True
         self._skip(lost, commands)
         self._work.refill(slot, commands)
+
+    def _is_complete(self, slot: Slot) -> bool:
+        """Whether its worker has nothing left to make: its share has been read, and all of it has arrived."""
+        return slot.dry and not slot.held and not slot.own.queue
 
     def _tell(self, seq: int, commands: list[Command]) -> None:
         self._untold = False

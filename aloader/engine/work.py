@@ -262,7 +262,7 @@ class Work:
     def end(self, slot: Slot) -> list[int]:
         """Give up a slot that holds nothing: the seqs that nobody will work on, since it was the last of its lane."""
         slot.ended = True
-        return [] if slot.dry else self._leave_lane(slot)
+        return self._strand(slot.own) if slot.dry else self._leave_lane(slot)
 
     def _leave_lane(self, slot: Slot) -> list[int]:
         lane = slot.lane
@@ -276,6 +276,10 @@ class Work:
         if lane.live:
             return []
         self.cycle.remove(lane)
+        return self._strand(lane)
+
+    def _strand(self, lane: Lane) -> list[int]:
+        """Nobody will take what is queued there."""
         stranded = sorted(lane.queue)
         lane.queue.clear()
         for seq in stranded:
