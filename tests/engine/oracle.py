@@ -438,7 +438,8 @@ class Oracle:
 
     def _wants_another_soon(self, slot: int) -> bool:
         place, lifetime = self.places[slot], self.config.lifetime
-        return lifetime > 0 and not place.prepared and place.given > 0 and place.served > lifetime - 2 * self.config.credit
+        soon = lifetime > 0 and place.served > lifetime - 2 * self.config.credit
+        return soon and place.given > 0 and not place.prepared
 
     def _check_replace(self, command: Replace) -> None:
         place, front = self.places[command.slot], self.front(command.slot)
