@@ -504,7 +504,8 @@ class Oracle:
             assert self.closed or not self._wants_another_soon(slot), "nobody was told to prepare"
             own = min((fate for fate in self.those("queued") if fate.home == slot), key=lambda f: f.seq, default=None)
             if own is not None and slot in self.takers() and not self.held_by(slot):
-                assert not (self.worn(slot) or (own.alone and place.served)), "it waits for another process"
+                assert not self.worn(slot), "it waits for another process"
+                assert not own.alone or not place.served, "it waits for a fresh process"
         for fate in self.those("held"):
             assert fate.asked is None or fate.asked > fate.reserved, "what it asks for it has"
 
