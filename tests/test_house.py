@@ -50,7 +50,7 @@ def test_modules_keep_no_state(path: Path) -> None:
 
 
 def test_importing_aloader_costs_next_to_nothing_beyond_torch() -> None:
-    """In processor time, against torch's own in the same process: neither a slow machine nor a busy one is our fault."""
+    """In processor time, against torch's own: neither a slow machine nor a busy one is our fault."""
     code = (
         "import sys, threading, time\n"
         "began = time.thread_time(); import torch; torchs, before = time.thread_time() - began, set(sys.modules)\n"
