@@ -28,7 +28,8 @@ print(json.dumps({
     "token": "ALOADER_TEST_TOKEN=" + os.environ["ALOADER_TEST_TOKEN"] in shown,
     "processors": sorted(os.sched_getaffinity(0)), "options": sys.warnoptions,
     "descriptors": sorted(int(name) for name in os.listdir("/proc/self/fd"))[:-1],
-    "terminal": sys.stdout.isatty(), "file": globals().get("__file__"), "names": sorted(set(globals()) - {"__cached__"}),
+    "terminal": sys.stdout.isatty(), "file": globals().get("__file__"),
+    "names": sorted(set(globals()) - {"__cached__"}),
 }))
 print(sys.stdin.read())
 """
