@@ -32,7 +32,17 @@ TOKEN = "ALOADER_TEST_TOKEN"
 
 
 #: Modules whose `subprocess` starts interpreters that import torch: theirs are forked from one that has.
-WARM = ("aloader.pool.template", "tests.loader.programs", "tests.loader.terminals")
+WARM = (
+    "aloader.pool.template",
+    "tests.examples.test_object_store",
+    "tests.examples.test_serve",
+    "tests.examples.test_train",
+    "tests.loader.programs",
+    "tests.loader.terminals",
+    "tests.loader.test_debugging",
+    "tests.loader.test_ranks",
+    "tests.storage.wrappers.test_cache_shared",
+)
 WARMTH = pytest.StashKey[Warmth]()
 
 

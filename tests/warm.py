@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import json
@@ -68,7 +69,8 @@ class Warmth:
         self._lock = threading.Lock()
         self._keepers: dict[tuple[object, ...], Keeper] = {}
         popen = type("Popen", (_Popen,), {"warmth": self})
-        self.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": popen})  # stands for the module
+        ours = {"Popen": popen, "run": functools.partial(_run, popen)}
+        self.subprocess = SimpleNamespace(**vars(subprocess) | ours)  # stands for the module
 
     def close(self) -> None:
         """End the keepers. What they have forked goes on."""
@@ -101,8 +103,7 @@ class Warmth:
             return self._keeper(flags, environment).fork(request, descriptors)
 
     def _keeper(self, flags: tuple[str, ...], environment: dict[str, str]) -> Keeper:
-        read = {name: value for name, value in environment.items() if name.startswith(_READ_AT_START)}
-        kind = (flags, *sorted(read.items()))
+        kind = (flags, *sorted(variable for variable in environment.items() if _read_at_start(variable[0])))
         keeper = self._keepers.pop(kind, None) or Keeper(flags, environment, self._modules)
         self._keepers[kind] = keeper  # the last is the one that was used last
         while len(self._keepers) > _KEPT:
@@ -134,7 +135,9 @@ class Keeper:
         """The id of a child of this process that does what the request says."""
         with _given_orphans():
             socket.send_fds(self.end, [pickle.dumps(request)], descriptors)
-            return int(self.end.recv(100))
+            answer = self.end.recv(100)
+        assert answer, "a keeper has died: what it said before is in the output"
+        return int(answer)
 
 
 class _Popen(subprocess.Popen[Any]):
@@ -169,6 +172,27 @@ class _Popen(subprocess.Popen[Any]):
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
+def _run(
+    popen: type[_Popen], command: list[str], *, input: str | None = None, timeout: float | None = None,
+    capture_output: bool = False, check: bool = False, **settings: Any,
+) -> subprocess.CompletedProcess[Any]:  # fmt: skip
+    """`subprocess.run`."""
+    if capture_output:
+        settings |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if input is not None:
+        settings["stdin"] = subprocess.PIPE
+    with popen(command, **settings) as process:
+        try:
+            out, err = process.communicate(input, timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(command, process.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done
+
+
 @contextlib.contextmanager
 def _given_orphans() -> Iterator[None]:
     """Whoever is left by his parent below this process becomes a child of it."""
@@ -194,6 +218,10 @@ def _parsed(command: Sequence[str]) -> tuple[tuple[str, ...], str | None, list[s
     if rest[:1] == ["-c"]:
         return tuple(flags), rest[1], ["-c", *rest[2:]]
     return (tuple(flags), None, rest) if rest else None
+
+
+def _read_at_start(name: str) -> bool:
+    return name.startswith(_READ_AT_START) and name != "PYTHONBREAKPOINT"
 
 
 def _umask() -> int:

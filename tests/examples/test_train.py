@@ -20,6 +20,9 @@ SAMPLES = 1797
 EPOCHS = 2
 SECONDS = 100
 
+#: The command of that name.
+TORCHRUN = "from torch.distributed.run import main; main()"
+
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
 
 
@@ -39,7 +42,7 @@ class Torchrun:
     """An example on so many ranks. Its files lie in `folder`; nobody's output goes elsewhere."""
 
     def __init__(self, ranks: int, example: str, folder: Path, *arguments: object) -> None:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        launcher = [sys.executable, "-c", TORCHRUN, "--standalone", "--nproc-per-node", str(ranks)]
         self.lines: list[str] = []
         self.process = subprocess.Popen(
             [*launcher, str(EXAMPLES / example), *map(str, arguments)],
