@@ -91,6 +91,17 @@ def test_an_error_is_told_as_of_a_started_one(warmth: Warmth, tmp_path: Path, er
     assert started == (*forked[:2], forked[2].replace(keepers, ""))
 
 
+@pytest.mark.parametrize("source", [None, "this is no Python"])
+def test_a_script_that_cannot_be_run_ends_with_an_error(warmth: Warmth, tmp_path: Path, source: str | None) -> None:
+    script = tmp_path / "script.py"
+    if source is not None:
+        script.write_text(source)
+    command = [sys.executable, "-W", "error", str(script)]
+    done = warmth.subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert ("SyntaxError" if source else "FileNotFoundError") in done.stderr
+
+
 def test_it_is_our_child_and_can_be_killed(warmth: Warmth) -> None:
     command = [sys.executable, "-W", "error", "-c", "import sys; print('here', flush=True); sys.stdin.read()"]
     with warmth.subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -1,14 +1,15 @@
 """Python processes that need not import torch: they are forked from one that has, and keeps warm for it.
 
 Importing torch takes a processor more than a second, and most tests start an interpreter that does: the template of
-their loader's workers, or a small program that they watch. `Warmth.popen` is `subprocess.Popen` for such a command,
-`[sys.executable, *flags, "-c" and code, or a script, *arguments]`. What it makes is a child of this process, with the
-command's arguments, environment, folder, session and descriptors, and it ends as an interpreter does. torch and some
-modules of aloader have been imported in it, and nothing has been done with them.
+their loader's workers, or a small program that they watch. `Warmth.subprocess` stands for the module of that name where
+such commands are run: `[sys.executable, *flags, "-c" and code, or a script, *arguments]`. What it starts is a child of
+this process, with the command's arguments, environment, folder, session and descriptors, and ends as an interpreter
+does. torch and some modules of aloader have been imported in it, and nothing has been done with them.
 
-Not as after a real start are: the command line that `ps` shows, the hash seed, and whatever has read the environment
-while it was imported. A command with other variables of that kind is started for real; so are those of tests that are
-marked `cold`, and all under `pytest --cold`, which is how users have it.
+Not as after a real start are: the command line that `ps` shows, the hash seed, ignored signals and limits of resources
+that it would have inherited. Each set of flags, and of variables that are read while imports go on, has a keeper of its
+own. What is no such command is started for real; so is everything in tests that are marked `cold`, in a fork of this
+process, and under `pytest --cold`. A loader in a program that a test starts has a template of the real kind.
 
     here ──socket──▶ keeper ──fork──▶ (one that goes at once) ──fork──▶ the process
 
@@ -49,7 +50,6 @@ _NO_TOKEN: Final = "0" * 32
 
 #: Beginnings of the variables that are read while an interpreter starts and torch is imported.
 _READ_AT_START: Final = ("PYTHON", "LD_", "OMP_", "GOMP_", "MKL_", "OPENBLAS_", "TORCH_", "LC_", "LANG")
-
 
 #: What a keeper is asked for: the command, and what it inherits from this process. "numbers" are those that the
 #: descriptors get which come with it.
@@ -272,17 +272,16 @@ def _become(request: dict[str, Any], end: socket.socket, descriptors: list[int])
         os.setsid()
     os.umask(request["umask"])
     os.sched_setaffinity(0, request["processors"])
-    os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
     _show_tokens(request["environment"])
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         stream.reconfigure(line_buffering=number == 2 or os.isatty(number))  # type: ignore[union-attr]
     _forget()
-    code = _code(request["code"], request["arguments"])
     os.write(answer, str(os.getpid()).encode())
     os.close(answer)
-    return code
+    os.chdir(request["folder"])  # what fails from here on ends this process, with a traceback
+    return _code(request["code"], request["arguments"])
 
 
 def _placed(descriptors: list[int], numbers: list[int], answer: int) -> int:
@@ -306,7 +305,9 @@ def _show_tokens(environment: Mapping[str, str]) -> None:
     block = ctypes.string_at(begin, end - begin)
     for name in _TOKENS:
         at = begin + block.index(f"{name}=".encode()) + len(name) + 1
-        ctypes.memmove(at, environment.get(name, _NO_TOKEN).encode(), len(_NO_TOKEN))
+        token = environment.get(name, _NO_TOKEN).encode()
+        assert len(token) == len(_NO_TOKEN)
+        ctypes.memmove(at, token, len(token))
 
 
 def _forget() -> None:
