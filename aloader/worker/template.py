@@ -41,7 +41,7 @@ def main(control: int, life_end: int, own_life: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     gc.freeze()
-    _Stage(socket.socket(fileno=control), life_end, own_life).run()
+    _live(_Stage(socket.socket(fileno=control), life_end, own_life).run)
 
 
 class _Stage:
@@ -105,7 +105,7 @@ class _Stage:
         if pid:
             self._stages.add(pid)
             return
-        _in_child(partial(self._become_stage, job, size, control, memory))
+        _live(partial(self._become_stage, job, size, control, memory))
 
     def _become_stage(self, number: int, size: int, control: int, memory: int) -> None:
         self._leave()
@@ -140,7 +140,7 @@ class _Stage:
         if pid:
             self._workers[pid] = key
             return
-        _in_child(partial(self._become_worker, size, link, status, memory))
+        _live(partial(self._become_worker, size, link, status, memory))
 
     def _become_worker(self, size: int, link: int, status: int, memory: int) -> None:
         self._leave()
@@ -222,8 +222,8 @@ def _children() -> list[int]:
         return []
 
 
-def _in_child(act: Callable[[], Any]) -> NoReturn:
-    """Run a forked child's life and end it without the template's exit handlers."""
+def _live(act: Callable[[], Any]) -> NoReturn:
+    """Live a process's life and end it without the interpreter's own end: handlers that are not its, and 0.2 s."""
     code = 1
     try:
         act()
