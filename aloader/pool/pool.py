@@ -270,8 +270,9 @@ class WorkerPool:
         self._closed = True
         for crew in list(self._crews):
             crew.forked()
-        # A closed starter's descriptors have numbers that are somebody else's now: nothing is closed by number again.
-        if self._end is not None and self._end.detach() is not None and self._starter is not None:
+        if self._end is not None:
+            self._end.detach()
+        if self._starter is not None:  # also one that another thread was just closing
             self._starter.forked()
 
 

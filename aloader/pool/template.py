@@ -25,6 +25,7 @@ from aloader.channel import life, stages
 from aloader.channel.context import SINGLE_THREADED
 from aloader.channel.job import Carried, Job
 from aloader.pool import advice
+from aloader.pool.forks import NoForks
 from aloader.pool.starter import Exit, Loaded
 
 # Ctrl-C is the parent's to handle, also while the template still imports torch.
@@ -77,6 +78,8 @@ class TemplateStarter:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._life = -1
+        self._lives: set[int] = set()  # write ends of every life pipe, those of templates that are being buried too
+        self._no_forks = NoForks()  # while descriptors are here that are another process's alone
         self._loads = 0
         self._stages: list[_Stage] = []  # the present job's last; earlier ones until their workers have gone
         self._burials: list[threading.Thread] = []  # they wait for templates that have been given up
@@ -92,6 +95,10 @@ class TemplateStarter:
                 self._open()
 
     def _open(self) -> None:
+        with self._no_forks:
+            self._open_unforked()
+
+    def _open_unforked(self) -> None:
         life_end, self._life = os.pipe()
         try:
             control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -122,6 +129,7 @@ class TemplateStarter:
                 os.close(life_end)
         control.setblocking(False)
         self._control = control
+        self._lives.add(self._life)
 
     def load(self, job: Job, carried: Carried | None) -> _Stage:
         """Fork a stage that loads this job."""
@@ -138,14 +146,14 @@ class TemplateStarter:
 
     def _load(self, stage: _Stage) -> None:
         assert self._control is not None
-        stage.end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stage.end.setblocking(False)
         stage.loading = True
         self._loads += 1
-        with theirs, contextlib.suppress(OSError):  # that the template has gone shows in `reports`
-            stages.send(
-                self._control, stages.Load(self._loads, stage.carried.size), (theirs.fileno(), stage.carried.fd)
-            )
+        load = stages.Load(self._loads, stage.carried.size)
+        with self._no_forks:
+            stage.end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            stage.end.setblocking(False)
+            with theirs, contextlib.suppress(OSError):  # that the template has gone shows in `reports`
+                stages.send(self._control, load, (theirs.fileno(), stage.carried.fd))
 
     def start(self, loaded: _Stage, key: int, end: socket.socket, status: int) -> None:
         """Fork a worker, as soon as its job is loaded."""
@@ -204,15 +212,28 @@ class TemplateStarter:
             self._control = None
         self._owners.clear()
         process, self._process = self._process, None
-        return partial(_bury, process, self._life) if process is not None else lambda: None
+        return partial(self._bury, process, self._life) if process is not None else lambda: None
+
+    def _bury(self, process: subprocess.Popen[bytes], life_end: int) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(2 * options.CLOSE_GRACE)
+        with self._no_forks:
+            self._lives.discard(life_end)
+            os.close(life_end)  # kills whatever of it is left
+        process.kill()
+        process.wait()
 
     def forked(self) -> None:
         """In a fork of this process: let go of everything without a word to the template."""
         for end in (self._control, *(stage.end for stage in self._stages)):
             if end is not None:
                 end.close()
+        for stage in self._stages:
+            while stage.waiting:
+                stage.drop(stage.waiting.popleft())
+        while self._lives:
+            os.close(self._lives.pop())
         if self._process is not None:
-            os.close(self._life)
             self._process.returncode = 0  # it is not this process's child
             self._process = None
 
@@ -317,14 +338,6 @@ def _has_folder() -> bool:
     except OSError:  # deleted: libraries that are loaded there cannot find their own
         return False
     return True
-
-
-def _bury(process: subprocess.Popen[bytes], life_end: int) -> None:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(2 * options.CLOSE_GRACE)
-    os.close(life_end)  # kills whatever of it is left
-    process.kill()
-    process.wait()
 
 
 def _hang_up(end: socket.socket) -> None:
