@@ -73,7 +73,7 @@ def look(place: str | Store, deadline: float = DEADLINE) -> Facts:
 
 def judge(facts: Facts) -> Iterator[Check]:
     yield _reading(facts)
-    if facts.file_system:
+    if facts.file_system and (not facts.error or _remote(facts)):
         yield _file_system(facts)
     if facts.skew is not None:
         yield skew.judge(facts.skew)
@@ -115,6 +115,10 @@ def _file_system(facts: Facts) -> Check:
         why = f"{text}: files come over a network"
         return warning("file system", why, 'LocalStore(path, profile="nfs") reads 32 of them side by side, not 8')
     return ok("file system", text)
+
+
+def _remote(facts: Facts) -> bool:
+    return facts.file_system in NETWORK or facts.file_system.startswith("fuse")
 
 
 def aimed(url: str) -> Aim:

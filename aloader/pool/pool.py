@@ -23,7 +23,7 @@ from aloader.channel import flags
 from aloader.channel.job import Carried, Job
 from aloader.channel.leaves import OnlyInheritedError
 from aloader.channel.roles import Who
-from aloader.errors import LoaderClosed
+from aloader.errors import IN_A_FORK, LoaderClosed
 from aloader.pool import advice
 from aloader.pool.crew import Crew
 from aloader.pool.seats import Seats
@@ -190,6 +190,11 @@ class WorkerPool:
         """Whether `close` has been called, or this is a fork of the process that the pool belongs to."""
         return self._closed
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is a fork of the process that the pool was made in."""
+        return os.getpid() != self._pid
+
     def close(self) -> None:
         """End every process and wait for it. Idempotent."""
         if self._closed:
@@ -263,7 +268,7 @@ class WorkerPool:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise LoaderClosed("this pool has been closed; make a new one")
+            raise LoaderClosed(IN_A_FORK if self.elsewhere else "this pool has been closed; make a new one")
 
     def _forked(self) -> None:
         """In a fork of the user's program: everything here belongs to the parent."""
