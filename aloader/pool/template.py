@@ -6,37 +6,24 @@ Everything here is a message: nothing waits, `open` (a process is started) and `
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import warnings
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from multiprocessing import spawn
-from typing import Any, Final
+from typing import Any
 
 from aloader import options
-from aloader.channel import life, stages
-from aloader.channel.context import SINGLE_THREADED
+from aloader.channel import stages
 from aloader.channel.job import Carried, Job
 from aloader.pool import advice
 from aloader.pool.forks import NoForks
+from aloader.pool.launch import launch
 from aloader.pool.starter import Exit, Loaded
-
-# Ctrl-C is the parent's to handle, also while the template still imports torch.
-_PROGRAM: Final = """
-import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)
-import json, runpy, sys
-own_life = runpy.run_path(sys.argv[4])["watch"](int(sys.argv[3]))  # before the second that importing torch takes
-sys.path[:] = json.loads(sys.argv[1])
-from aloader.worker.template import main
-main(int(sys.argv[2]), int(sys.argv[3]), own_life)
-"""
 
 
 class _Stage(Loaded):
@@ -96,40 +83,8 @@ class TemplateStarter:
 
     def _open(self) -> None:
         with self._no_forks:
-            self._open_unforked()
-
-    def _open_unforked(self) -> None:
-        life_end, self._life = os.pipe()
-        try:
-            control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        except OSError:
-            os.close(life_end)
-            os.close(self._life)
-            raise
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        arguments = [json.dumps([str(entry) for entry in sys.path]), str(theirs.fileno()), str(life_end), life.__file__]
-        with theirs:
-            try:
-                self._process = subprocess.Popen(
-                    # -P: what lies in the working folder is not imported where the user's program would not
-                    [os.fsdecode(spawn.get_executable()), *flags, "-P", "-c", _PROGRAM, *arguments],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(), life_end),
-                    env=os.environ | SINGLE_THREADED,
-                    cwd=None if _has_folder() else os.sep,
-                    # A signal to the program's process group is the program's to handle: torchrun sends SIGTERM so, and
-                    # whoever saves his work then may need a batch more.
-                    start_new_session=True,
-                )
-            except BaseException:
-                control.close()
-                os.close(self._life)
-                raise
-            finally:
-                os.close(life_end)
-        control.setblocking(False)
-        self._control = control
-        self._lives.add(self._life)
+            self._process, self._control, self._life = launch()
+            self._lives.add(self._life)
 
     def load(self, job: Job, carried: Carried | None) -> _Stage:
         """Fork a stage that loads this job."""
@@ -330,14 +285,6 @@ class TemplateStarter:
             if not stage.users and not stage.waiting and id(stage.end) not in busy:
                 self._stages.remove(stage)
                 stage.close()
-
-
-def _has_folder() -> bool:
-    try:
-        os.getcwd()
-    except OSError:  # deleted: libraries that are loaded there cannot find their own
-        return False
-    return True
 
 
 def _hang_up(end: socket.socket) -> None:
