@@ -51,9 +51,9 @@ def judge(facts: Facts) -> Iterator[Check]:
     else:
         yield ok("memfd", "memory without a name, sealed, is shared and written")
     if facts.passing:
-        yield problem("descriptor passing", f"sockets pass no descriptors: {facts.passing}", SANDBOX)
+        yield problem("sockets", f"they pass no descriptors: {facts.passing}", SANDBOX)
     else:
-        yield ok("descriptor passing", "sockets pass descriptors (SCM_RIGHTS)")
+        yield ok("sockets", "they pass descriptors (SCM_RIGHTS)")
     if facts.life:
         text = f"workers cannot be made to die with the program (F_SETSIG on a pipe): {facts.life}"
         yield problem("life pipe", text, f"mount /proc; {SANDBOX}")

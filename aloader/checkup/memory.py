@@ -51,7 +51,7 @@ def look() -> Facts:
     info = _meminfo()
     shm = _shm()
     return Facts(
-        total=info.get("MemTotal", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        total=info.get("MemTotal") or _physical(),
         available=info.get("MemAvailable"),
         batches=default_memory_limit(),
         swap=info.get("SwapTotal"),
@@ -138,6 +138,12 @@ def _round(count: int) -> str:
 def _meminfo() -> dict[str, int]:
     lines = [line.split() for line in _text("/proc/meminfo").splitlines()]
     return {words[0].rstrip(":"): int(words[1]) << 10 for words in lines if len(words) == 3}
+
+
+def _physical() -> int:
+    if not hasattr(os, "sysconf"):
+        raise OSError("this system does not say how much memory there is")
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _used() -> int | None:

@@ -64,7 +64,7 @@ WRONG: list[tuple[Any, dict[str, Any], str, str]] = [
     (counts, {"nproc": 999, "pids_max": 64, "pids": 60}, "processes problem", "--pids-limit"),
     (kernel, {"memory": "PermissionError: refused"}, "memfd problem", "seccomp"),
     (kernel, {"sealed": False}, "memfd warning", "temp folder"),
-    (kernel, {"passing": "OSError: no"}, "descriptor passing problem", "num_workers=0"),
+    (kernel, {"passing": "OSError: no"}, "sockets problem", "num_workers=0"),
     (kernel, {"life": "FileNotFoundError: /proc"}, "life pipe problem", "mount /proc"),
     (surroundings, {"temp_error": "read-only"}, "temp folder warning", "TMPDIR"),
     (surroundings, {"temp_free": 5 * MIB}, "temp folder warning", "5.0 MiB free"),
