@@ -1,4 +1,4 @@
-"""Workers, really started: a pool of one, a tiny dataset, two batches. What starts is gone again when the look is over.
+"""A worker, really started, with a tiny dataset of eight batches. What starts is gone again when the look is over.
 
 It runs on a loop of its own in the look's thread, and is bounded by cancelling it there, which closes everything.
 """
