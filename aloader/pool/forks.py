@@ -10,22 +10,15 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import AbstractContextManager
 
 
-class NoForks:
-    """`with` it, no other thread forks: `os.fork`, and so multiprocessing, waits. For steps of milliseconds.
+def no_forks() -> AbstractContextManager[bool]:
+    """For a step of milliseconds in which no other thread forks: `os.fork`, and so multiprocessing, waits for its end.
 
     What forks without asking Python is not held up, nor is what runs another program, which inherits nothing
     (PEP 446). The callbacks stay for as long as the program runs, as all of `register_at_fork` do.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # a signal's handler may fork, in the thread that holds it
-        after = self._lock.release
-        os.register_at_fork(before=self._lock.acquire, after_in_parent=after, after_in_child=after)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *exc: object) -> None:
-        self._lock.release()
+    lock = threading.RLock()  # a signal's handler may fork, in the thread that holds it
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+    return lock  # itself: Ctrl-C between taking it and being inside of `with` cannot leave it taken

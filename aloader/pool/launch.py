@@ -38,7 +38,7 @@ class Launched(NamedTuple):
 
 
 def launch() -> Launched:
-    """Start it. Takes milliseconds. No other thread may fork meanwhile (`NoForks`)."""
+    """Start it. Takes milliseconds. No other thread may fork meanwhile (`no_forks`)."""
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         life_end, write_end = os.pipe()
         theirs.callback(os.close, life_end)

@@ -21,7 +21,7 @@ from aloader import options
 from aloader.channel import stages
 from aloader.channel.job import Carried, Job
 from aloader.pool import advice
-from aloader.pool.forks import NoForks
+from aloader.pool.forks import no_forks
 from aloader.pool.launch import launch
 from aloader.pool.starter import Exit, Loaded
 
@@ -66,7 +66,7 @@ class TemplateStarter:
         self._control: socket.socket | None = None
         self._life = -1
         self._lives: set[int] = set()  # write ends of every life pipe, those of templates that are being buried too
-        self._no_forks = NoForks()  # while descriptors are here that are another process's alone
+        self._no_forks = no_forks()  # while descriptors are here that are another process's alone
         self._loads = 0
         self._stages: list[_Stage] = []  # the present job's last; earlier ones until their workers have gone
         self._burials: list[threading.Thread] = []  # they wait for templates that have been given up
