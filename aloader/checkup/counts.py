@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from aloader.checkup.cpus import usable
 from aloader.checkup.report import Check, ok, problem, warning
+from aloader.checkup.words import counted
 from aloader.options import CONCURRENCY
 from aloader.pool.limits import cgroups
 
@@ -68,7 +69,8 @@ def _descriptors(facts: Facts) -> Check:
     text = f"{facts.open} open, of {facts.soft:,}"
     if facts.soft - facts.open >= needed:
         return ok("descriptors", text)
-    why = f"{text}: {facts.workers} workers and {CONNECTIONS} requests to a store at once need about {needed:,} more"
+    workers = counted(facts.workers, "worker")
+    why = f"{text}: {workers} and {CONNECTIONS} requests to a store at once need about {needed:,} more"
     wanted = needed + facts.open
     if facts.hard is None or facts.hard >= wanted:
         remedy = f"ulimit -n {min(65536, facts.hard or 65536)}"
@@ -91,7 +93,7 @@ def _processes(facts: Facts) -> Check:
     text = f"{now:,} of the {most:,} processes and threads that {whose} may have"
     if room >= needed:
         return ok("processes", text)
-    why = f"{text}: {facts.workers} workers need about {needed:,}"
+    why = f"{text}: about {needed:,} more are needed for {counted(facts.workers, 'worker')}"
     return (problem if room < TEMPLATE + THREADS else warning)("processes", why, f"{remedy}; or fewer workers")
 
 

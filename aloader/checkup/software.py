@@ -93,7 +93,8 @@ def _python(facts: Facts) -> Check:
 
 def _torch(facts: Facts) -> Check:
     if facts.torch_error:
-        return problem("torch", f"cannot be imported: {facts.torch_error}", "pip install torch")
+        remedy = "pip install torch, in a build for this Python and this machine's drivers"
+        return problem("torch", f"cannot be imported: {facts.torch_error}", remedy)
     if _numbers(facts.torch) < OLDEST_TORCH:
         return problem("torch", facts.torch, 'torch 2.4 or newer is needed: pip install --upgrade "torch>=2.4"')
     return ok("torch", facts.torch)

@@ -1,4 +1,4 @@
-"""The temp folder, the clock, and settings of the environment that change how loaders work."""
+"""The temp folder, the clock, and how processes can be started."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ class Facts:
     temp_free: int
     resolution: float
     methods: tuple[str, ...]
-    debug: bool
 
 
 def look() -> Facts:
@@ -39,9 +38,8 @@ def look() -> Facts:
         free = found.f_frsize * found.f_bavail
     except OSError as failure:
         error = " ".join(str(failure).split())
-    debug = os.environ.get("ALOADER_DEBUG", "0") not in ("", "0")
     methods = tuple(multiprocessing.get_all_start_methods())
-    return Facts(folder, error, free, time.get_clock_info("monotonic").resolution, methods, debug)
+    return Facts(folder, error, free, time.get_clock_info("monotonic").resolution, methods)
 
 
 def judge(facts: Facts) -> Iterator[Check]:
@@ -57,6 +55,3 @@ def judge(facts: Facts) -> Iterator[Check]:
         yield ok("clock", "monotonic, to the nanosecond" if facts.resolution < 1e-8 else
                  f"monotonic, to {seconds(facts.resolution)}")  # fmt: skip
     yield ok("start methods", f"aloader's own, and {', '.join(facts.methods)} for multiprocessing_context=")
-    if facts.debug:
-        text = "ALOADER_DEBUG is set: everything runs in the caller's own thread, with no workers"
-        yield warning("debug mode", text, "unset ALOADER_DEBUG, if this is not meant")
