@@ -36,12 +36,15 @@ from aloader.worker import main as worker
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
-def main(control: int, life_end: int, own_life: int) -> None:
-    """Stage A: entered once by the process that the pool has started."""
+def main(control: int, life_end: int, own_life: int) -> NoReturn:
+    """Stage A: entered once by the process that the pool has started.
+
+    It ends as its children do: to take down an interpreter that has imported torch takes longer than all else of it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     gc.freeze()
-    _Stage(socket.socket(fileno=control), life_end, own_life).run()
+    _in_child(_Stage(socket.socket(fileno=control), life_end, own_life).run)
 
 
 class _Stage:
@@ -223,7 +226,7 @@ def _children() -> list[int]:
 
 
 def _in_child(act: Callable[[], Any]) -> NoReturn:
-    """Run a forked child's life and end it without the template's exit handlers."""
+    """Run a process's life and end it without exit handlers, which are those of the process that it was forked from."""
     code = 1
     try:
         act()
