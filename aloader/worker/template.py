@@ -36,8 +36,11 @@ from aloader.worker import main as worker
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
-def main(control: int, life_end: int, own_life: int) -> None:
-    """Stage A: entered once by the process that the pool has started."""
+def main(control: int, life_end: int, own_life: int) -> NoReturn:
+    """Stage A: entered once by the process that the pool has started.
+
+    It ends as its children do: to take down an interpreter that has imported torch takes longer than all else of it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     gc.freeze()
