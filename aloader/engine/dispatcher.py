@@ -11,10 +11,10 @@ A ticket is always in exactly one place, and the place is its state:
     ===========  =====================  ===================================================================
     queued       `lane.queue`           being assigned: its lane has a ready slot with credit, and there is
                                         memory for its allowance; or failing: its lane's last slot has ended
-    held         `slot.held`            BatchArrived, TicketFailed: landed. WorkerLost: landed if that was
-                                        running it, otherwise queued again, without its reservation.
+    held         `slot.held`            BatchArrived, TicketFailed, CameToNothing: landed. WorkerLost: landed if
+                                        that was running it, otherwise queued again, without its reservation.
                                         RanDry, if it is not older than that: gone
-    landed       `Delivery.landed`      Deliver or Raise, when its turn has come (without order: at once)
+    landed       `Delivery.landed`      Deliver, Raise or Omit, when its turn has come (without order: at once)
     unconsumed   `Delivery.unconsumed`  Consumed: then it is forgotten
     ===========  =====================  ===================================================================
 
@@ -55,6 +55,7 @@ from aloader.engine.config import DispatcherConfig
 from aloader.engine.delivery import Delivery
 from aloader.engine.events import (
     BatchArrived,
+    CameToNothing,
     Closed,
     Command,
     Consumed,
@@ -66,6 +67,7 @@ from aloader.engine.events import (
     Exhausted,
     Finish,
     NeedMemory,
+    Omit,
     Opened,
     Raise,
     RanDry,
@@ -195,6 +197,13 @@ class Dispatcher:
             self._fail(event.seq, event.error, commands)
             self._work.refill(self._work.slots[event.slot], commands)
 
+    def _on_came_to_nothing(self, event: CameToNothing, commands: list[Command]) -> None:
+        ticket = self._work.let_go(event.slot, event.generation, event.seq)
+        if ticket is not None:
+            self._work.memory.reserve(ticket, 0)
+            self._delivery.land(event.seq, Omit(event.seq, event.what), 0, commands)
+            self._work.refill(self._work.slots[event.slot], commands)
+
     def _fail(self, seq: int, error: object, commands: list[Command]) -> None:
         """An error is the outcome of a ticket that has no memory."""
         self._failed += 1
@@ -309,15 +318,6 @@ class Dispatcher:
         """What the user waits for, and whose it is; None where it has not been drawn, or nobody holds it yet."""
         return self._work.awaited()
 
-    def _state(self) -> str:
-        if self._closed:
-            return "closed"
-        if self._finished:
-            return "finished"
-        if self._drawing:
-            return "open"
-        return "draining" if self._opened else "new"
-
     def __repr__(self) -> str:
         now = self.statistics()
         return (
@@ -341,6 +341,7 @@ _HANDLERS: Final[dict[type[Event], Callable[[Dispatcher, Any, list[Command]], No
     NeedMemory: Dispatcher._on_need_memory,
     BatchArrived: Dispatcher._on_batch_arrived,
     TicketFailed: Dispatcher._on_ticket_failed,
+    CameToNothing: Dispatcher._on_came_to_nothing,
     RanDry: Dispatcher._on_ran_dry,
     WorkerLost: Dispatcher._on_worker_lost,
     Consumed: Dispatcher._on_consumed,

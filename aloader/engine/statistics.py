@@ -37,7 +37,7 @@ def picture(dispatcher: Dispatcher) -> DispatcherStatistics:
     work, delivery, window = dispatcher._work, dispatcher._delivery, dispatcher._window
     slots, tickets, memory = work.slots, work.tickets.values(), work.memory
     return DispatcherStatistics(
-        state=dispatcher._state(),
+        state=_state(dispatcher),
         drawn=dispatcher._drawn - dispatcher._config.first,
         queued=sum(ticket.slot is None for ticket in tickets),
         held=tuple(len(slot.held) for slot in slots),
@@ -55,3 +55,13 @@ def picture(dispatcher: Dispatcher) -> DispatcherStatistics:
         live_slots=sum(not slot.ended and not slot.dry for slot in slots),
         restarts=dispatcher._restarts,
     )
+
+
+def _state(dispatcher: Dispatcher) -> str:
+    if dispatcher._closed:
+        return "closed"
+    if dispatcher._finished:
+        return "finished"
+    if dispatcher._drawing:
+        return "open"
+    return "draining" if dispatcher._opened else "new"
