@@ -6,18 +6,18 @@ samples are fetched and how the answer to a request for memory is waited for.
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from torch.utils.data._utils import collate
 
 from aloader import options
 from aloader.channel.arena import Arena, Place
+from aloader.channel.blame import blame, shortly
 from aloader.channel.faults import pack_fault
 from aloader.channel.job import Job
 from aloader.channel.link import Link
@@ -47,7 +47,6 @@ from aloader.worker.collation import collate_into, estimate
 from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, fetch_inline
 from aloader.worker.generators import COLLATE, Seeding, nobodys, unseeded
-from aloader.worker.hints import hint
 from aloader.worker.marks import Marker, tell
 from aloader.worker.states import Generators, State, Watch
 from aloader.worker.stream import Dry, Stream
@@ -269,23 +268,8 @@ class Bench:
         elif self.start.iterable:
             note = f"in batch {ticket.seq}"
         else:
-            note = f"in batch {ticket.seq} (indices {_shortly(ticket.indices)})"
+            note = f"in batch {ticket.seq} (indices {shortly(ticket.indices)})"
         self.link.send(Failure(ticket.dataset, ticket.epoch, ticket.seq, pack_fault(error, worker, note)))
-
-
-def blame(ticket: Ticket, position: int, batched: bool, iterable: bool = False) -> str:
-    """Which sample of a ticket it was, in words."""
-    if iterable:
-        return f"while reading the sample at position {max(0, position)} of batch {ticket.seq}"
-    if position < 0:
-        return f"while fetching samples {_shortly(ticket.indices)} of batch {ticket.seq} together"
-    index: Any = ticket.indices
-    if batched:
-        try:
-            index = next(itertools.islice(index, position, None))  # torch takes any iterable: a set, a dict's keys
-        except StopIteration:  # an iterator, which is used up
-            return f"while fetching the sample at position {position} of batch {ticket.seq}"
-    return f"while fetching sample {_shortly(index)} of batch {ticket.seq}{hint(index)}"
 
 
 def _unsharded(dataset: Any, num_workers: int) -> str:
@@ -295,14 +279,6 @@ def _unsharded(dataset: Any, num_workers: int) -> str:
         "aloader.shard_info().of(samples)`; or use num_workers=1. Where every worker is meant to read everything "
         "(samples made at random), asking for `torch.utils.data.get_worker_info().seed` ends this warning."
     )
-
-
-_MOST: Final = 200
-
-
-def _shortly(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MOST else text[: _MOST - 1] + "…"
 
 
 def guarded(action: Callable[[], None]) -> BaseException | None:

@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, Self
 
+from aloader.channel.blame import blame
 from aloader.channel.marks import Resume
 from aloader.channel.messages import Ticket
 from aloader.channel.record import Record
 from aloader.errors import LoaderBusy, LoaderClosed
-from aloader.worker.bench import blame
 from aloader.worker.emulation import Place, Team, stepped
 from aloader.worker.fetch import Failed, _awaited, blamed, close_all, fetch_inline, has_awaitables, seeded
 from aloader.worker.generators import AWAITED, COLLATE, TOGETHER_AWAITED, Seeding, driven, kept, unseeded

@@ -17,13 +17,13 @@ from typing import Any, Self
 
 import torch
 
+from aloader.channel.blame import blame
 from aloader.channel.marks import Resume
 from aloader.channel.messages import Ticket
 from aloader.channel.record import Record
 from aloader.device.profiling import INLINE, profiling, record_function
 from aloader.errors import LoaderBusy, LoaderClosed
 from aloader.ranks import Ranks
-from aloader.worker.bench import blame
 from aloader.worker.dataclass_collation import collating
 from aloader.worker.fetch import Failed, close_all, fetch_inline, has_awaitables
 from aloader.worker.generators import COLLATE, Seeding, kept, unseeded

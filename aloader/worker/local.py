@@ -22,13 +22,14 @@ from typing import Any
 from torch.utils.data import default_collate, default_convert
 
 from aloader import options
+from aloader.channel.blame import blame
 from aloader.channel.marks import Resume
 from aloader.channel.messages import Granted, Ticket
 from aloader.channel.roles import Listener, Who
 from aloader.channel.stacks import Stack, different
 from aloader.channel.status import Doing
 from aloader.ranks import Ranks
-from aloader.worker.bench import Clock, blame
+from aloader.worker.bench import Clock
 from aloader.worker.collation import estimate
 from aloader.worker.concurrent import enter
 from aloader.worker.dataclass_collation import collating
