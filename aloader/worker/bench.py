@@ -31,6 +31,7 @@ from aloader.channel.messages import (
     Message,
     Need,
     NewSegment,
+    Nothing,
     Notice,
     RanDry,
     Released,
@@ -45,7 +46,8 @@ from aloader.channel.status import Doing, StatusPage
 from aloader.worker.calls import Calls
 from aloader.worker.collation import collate_into, estimate
 from aloader.worker.dataclass_collation import collating
-from aloader.worker.fetch import Failed, fetch_inline
+from aloader.worker.faulty import AllLost, Failed, Losses, Policy
+from aloader.worker.fetch import Progress, fetch_inline
 from aloader.worker.generators import COLLATE, Seeding, nobodys, unseeded
 from aloader.worker.marks import Marker, tell
 from aloader.worker.states import Generators, State, Watch
@@ -73,6 +75,20 @@ class Clock:
         self.mark = mark
 
 
+class Telling:
+    """A ticket's progress, where the page shall say each time which ticket it is, and since when."""
+
+    def __init__(self, page: StatusPage, ticket: Ticket) -> None:
+        self._page = page
+        self._ticket = ticket
+
+    def __getitem__(self, at: int) -> int:
+        return self._page.progress[at]
+
+    def __setitem__(self, at: int, position: int) -> None:
+        self._page.write(Doing.FETCHING, self._ticket.epoch, self._ticket.seq, position)
+
+
 class Bench:
     """See the top of this file. `broken` is why the job cannot be worked on; every ticket is answered with it."""
 
@@ -92,6 +108,7 @@ class Bench:
         self._resume: Resume | None = pickle.loads(start.resume) if start.resume else None
         self._job: Job | None = None
         self._by_default = False
+        self._policy = Policy(start.on_error, None, start.slot)
         self._calls = Calls()
         self._generators = Generators()
         self._watch = Watch(self._generators)
@@ -111,6 +128,7 @@ class Bench:
         """Work on this job from now on, where another program may have left off. Raises what the dataset raises."""
         self._job = job
         self.marker = Marker(job.dataset, self._name)
+        self._policy = self._policy._replace(function=job.on_error)
         self._by_default = job.collate_fn is collate.default_collate
         self._collate = collating(job.collate_fn)
         if self._resume is not None and not self.start.iterable:
@@ -182,15 +200,20 @@ class Bench:
             return None
         return Seeding.of(self._generators, ticket, self.start.auto_collation, self.start.iterable)
 
-    def fetch(self, ticket: Ticket, clock: Clock, seeding: Seeding | None) -> Any:
+    def losses(self, ticket: Ticket, seeding: Seeding | None) -> Losses | None:
+        """What has failed of a ticket; None where an error is the ticket's."""
+        return self._policy.losses(ticket, self.start.auto_collation, self.start.iterable, seeding)
+
+    def fetch(self, ticket: Ticket, clock: Clock, seeding: Seeding | None, losses: Losses | None = None) -> Any:
         """The ticket's samples, here and now; there may be awaitables among them. Raises `Failed` and `Dry`."""
-        progress = self.page.progress
+        progress: Progress = self.page.progress if not ticket.alone else Telling(self.page, ticket)
         if self.start.iterable:
             stream = self.stream(ticket.epoch)
-            samples = stream.take(ticket.indices, progress, seeding)  # type: ignore[arg-type]
+            samples = stream.take(ticket.indices, progress, seeding, losses)  # type: ignore[arg-type]
             clock.mark = stream.mark
             return samples
-        samples = fetch_inline(self.job.dataset, ticket.indices, self.start.auto_collation, progress, seeding)
+        batched = self.start.auto_collation
+        samples = fetch_inline(self.job.dataset, ticket.indices, batched, progress, seeding, losses)
         clock.mark = self.marker.take()
         return samples
 
@@ -223,7 +246,7 @@ class Bench:
             missing += len(packed.body)
         return Collated(packed, places, missing)
 
-    def send(self, ticket: Ticket, collated: Collated, clock: Clock) -> None:
+    def send(self, ticket: Ticket, collated: Collated, clock: Clock, losses: Losses | None = None) -> None:
         """Copy what is not in the arena yet, and answer the ticket."""
         packed, places, missing = collated
         self.arena.make_room(missing)
@@ -235,7 +258,8 @@ class Bench:
         body = packed.body if small else self.arena.store(memoryview(packed.body))
         now = time.perf_counter()
         seconds = clock.fetched - clock.began, now - clock.fetched
-        self.link.send(Batch(ticket.dataset, ticket.epoch, ticket.seq, body, leaves, *seconds, clock.mark))
+        rest = (clock.mark,) if losses is None else (clock.mark, losses.packed(self._name))
+        self.link.send(Batch(ticket.dataset, ticket.epoch, ticket.seq, body, leaves, *seconds, *rest))
         if not self.asked():
             self.asked = lambda: True
             self.link.send(Notice(_unsharded(self.job.dataset, self.start.num_workers)))
@@ -262,6 +286,10 @@ class Bench:
             self.link.send(RanDry(ticket.dataset, ticket.epoch, ticket.seq, ended))
             return
         worker = self._name
+        if isinstance(error, AllLost):
+            left_out = error.losses.packed(worker)
+            self.link.send(Nothing(ticket.dataset, ticket.epoch, ticket.seq, error.mark, left_out))
+            return
         if isinstance(error, Failed):
             note = blame(ticket, error.position, self.start.auto_collation, self.start.iterable)
             error = error.cause
