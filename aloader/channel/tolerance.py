@@ -91,7 +91,7 @@ class Tolerance:
         if self._told[kind] == 1:
             what, again = _where(place, position)
             self._texts.append(
-                f"in epoch {self._epoch}, {what} failed: {brief(error)}\n{_DONE[self._on_error]}. More {kind} of this "
+                f"In epoch {self._epoch}, {what} failed: {brief(error)}\n{_DONE[self._on_error]}. More {kind} of this "
                 f"epoch are counted, and their number is told at its end.{again}"
             )
 
@@ -113,7 +113,7 @@ class Tolerance:
         if self.failed > len(self._told) and not self._ended:
             kinds = ", ".join(f"{times} {kind}" for kind, times in self._told.items())
             done = _DONE[self._on_error]
-            self._texts.append(f"in epoch {self._epoch}, {self.failed} samples failed ({kinds}). {done}")
+            self._texts.append(f"In epoch {self._epoch}, {self.failed} samples failed ({kinds}). {done}")
         self._ended = True
 
     def warn(self) -> None:

@@ -267,9 +267,13 @@ def _listed(indices: Any) -> Sequence[Any]:
 
 
 def _raised_during(raised: BaseException, error: BaseException) -> BaseException:
-    if raised.__context__ is None and raised is not error:
+    """What the user's function has raised, with the sample's error as what it was raised during: not one of ours."""
+    one = raised
+    while one.__context__ is not None and one.__context__ is not error and not isinstance(one.__context__, Failed):
+        one = one.__context__
+    if one is not error and one.__context__ is not error:
         with contextlib.suppress(Exception):  # a frozen dataclass
-            raised.__context__ = error
+            one.__context__ = error
     return raised
 
 
