@@ -42,6 +42,7 @@ from aloader.channel.messages import (
 )
 from aloader.channel.payload import Packed, address_of, pack
 from aloader.channel.status import Doing, StatusPage
+from aloader.errors import SampleTimeout
 from aloader.worker.calls import Calls
 from aloader.worker.collation import collate_into, estimate
 from aloader.worker.dataclass_collation import collating
@@ -265,12 +266,19 @@ class Bench:
         worker = self._name
         if isinstance(error, Failed):
             note = blame(ticket, error.position, self.start.auto_collation, self.start.iterable)
-            error = error.cause
+            error = located(error.cause, ticket, self.start.slot)
         elif self.start.iterable:
             note = f"in batch {ticket.seq}"
         else:
             note = f"in batch {ticket.seq} (indices {_shortly(ticket.indices)})"
         self.link.send(Failure(ticket.dataset, ticket.epoch, ticket.seq, pack_fault(error, worker, note)))
+
+
+def located(error: BaseException, ticket: Ticket, worker: int) -> BaseException:
+    """An error that knows whose it is, if it is one that wants to."""
+    if isinstance(error, SampleTimeout) and error.batch < 0:
+        error.batch, error.worker = ticket.seq, worker
+    return error
 
 
 def blame(ticket: Ticket, position: int, batched: bool, iterable: bool = False) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, Final
 
 from aloader.channel.messages import Ticket
 from aloader.channel.status import Doing
@@ -23,6 +23,11 @@ from aloader.worker.generators import Seeding
 from aloader.worker.inline import TurnsAsync
 from aloader.worker.kinds import parts
 from aloader.worker.stream import StreamFetcher
+from aloader.worker.tasks import place_of
+
+#: Threads that may be stuck in a sample for ever while others take their places. (One more is begun only where none is
+#: idle, and no more samples are under way than ever.)
+_LOST_THREADS: Final = 1000
 
 
 async def enter(dataset: Any, stack: AsyncExitStack) -> None:
@@ -38,7 +43,8 @@ async def serve(bench: Bench, begun: TurnsAsync | None = None) -> None:
     async with AsyncExitStack() as stack:
         threads: Executor | None = None
         if bench.start.threads:
-            threads = stack.enter_context(ThreadPoolExecutor(bench.start.concurrency, "aloader-fetch"))
+            most = bench.start.concurrency + (_LOST_THREADS if bench.start.sample_timeout else 0)
+            threads = stack.enter_context(ThreadPoolExecutor(most, "aloader-fetch"))
         if bench.broken is None:
             try:
                 await enter(bench.job.dataset, stack)
@@ -62,7 +68,9 @@ class _Server:
         dataset = bench.job.dataset if bench.broken is None else None
         self._fetcher: Fetcher | StreamFetcher
         start = bench.start
-        self._fetcher = Fetcher(dataset, start.auto_collation, start.concurrency, threads, may_block=True)
+        self._timed: Any = {"sample_timeout": start.sample_timeout, "where": place_of}
+        how = {"threads": threads, "may_block": True, **self._timed}
+        self._fetcher = Fetcher(dataset, start.auto_collation, start.concurrency, **how)
         self._reading = -1  # the epoch whose share of an iterable dataset is being read
 
     async def run(self, begun: TurnsAsync | None) -> None:
@@ -74,7 +82,7 @@ class _Server:
                 if begun is not None:
                     self._reads(begun.ticket)
                     start = self._bench.start
-                    rest = _Rest(begun.fetched, start.auto_collation, start.concurrency)
+                    rest = _Rest(begun.fetched, start.auto_collation, start.concurrency, self._timed)
                     self._begin(begun.ticket, rest, begun.seeding)
                 self._on_readable()
                 self._flush()
@@ -133,7 +141,7 @@ class _Server:
         if bench.start.iterable and ticket.epoch != self._reading and bench.broken is None:
             self._end_reading()
             self._reading = ticket.epoch
-            self._fetcher = StreamFetcher(bench.stream(ticket.epoch), bench.start.concurrency)
+            self._fetcher = StreamFetcher(bench.stream(ticket.epoch), bench.start.concurrency, **self._timed)
 
     def _end_reading(self) -> None:
         """Nobody wants the rest: an async generator leaves what it is in, once its tickets have been cancelled."""
@@ -196,10 +204,10 @@ class _Server:
 class _Rest:
     """What the inline server had fetched, as a dataset: its awaitables are awaited like an async dataset's."""
 
-    def __init__(self, fetched: Any, batched: bool, concurrency: int) -> None:
+    def __init__(self, fetched: Any, batched: bool, concurrency: int, timed: dict[str, Any]) -> None:
         self._fetched = fetched
         self._batched = batched
-        self._fetcher = Fetcher(self, True, concurrency)
+        self._fetcher = Fetcher(self, True, concurrency, **timed)
 
     def __getitems__(self, indices: Any) -> Any:
         return self._fetched

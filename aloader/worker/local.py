@@ -28,7 +28,7 @@ from aloader.channel.roles import Listener, Who
 from aloader.channel.stacks import Stack, different
 from aloader.channel.status import Doing
 from aloader.ranks import Ranks
-from aloader.worker.bench import Clock, blame
+from aloader.worker.bench import Clock, blame, located
 from aloader.worker.collation import estimate
 from aloader.worker.concurrent import enter
 from aloader.worker.dataclass_collation import collating
@@ -39,7 +39,7 @@ from aloader.worker.sharding import loader_ranks
 from aloader.worker.standin import LocalWorker, Made
 from aloader.worker.states import Generators
 from aloader.worker.stream import Dry, Stream, StreamFetcher
-from aloader.worker.tasks import calls, suspended
+from aloader.worker.tasks import calls, place_of, suspended
 
 
 class LocalCrew:
@@ -58,6 +58,7 @@ class LocalCrew:
         self._listeners: dict[int, tuple[Listener, Callable[[], None]]] = {}  # epochs under way, and what wakes each
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fetcher: Fetcher
+        self._timed: Any = {"sample_timeout": who.sample_timeout, "where": place_of}
         self._reading: dict[int, StreamFetcher] = {}  # an iterable dataset is read anew in each epoch
         self._closing: set[asyncio.Task[None]] = set()
         self._tasks: dict[tuple[int, int], asyncio.Task[None]] = {}
@@ -88,7 +89,7 @@ class LocalCrew:
         self._listeners[listener.number] = listener, watcher.wake
         if self._loop is not watcher.loop:
             self._loop = watcher.loop
-            self._fetcher = Fetcher(self._dataset, self.who.auto_collation, self.who.concurrency)
+            self._fetcher = Fetcher(self._dataset, self.who.auto_collation, self.who.concurrency, **self._timed)
             self._reading = {}
             self._entered = watcher.loop.create_future()
             self._leave = asyncio.Event()
@@ -182,7 +183,7 @@ class LocalCrew:
         if self.who.iterable and ticket.epoch not in self._reading:
             resume, self._resume = self._resume, None
             stream = Stream(self._dataset, self.who.drop_last, self._marker, self.who.rank, resume)
-            self._reading[ticket.epoch] = StreamFetcher(stream, self.who.concurrency)
+            self._reading[ticket.epoch] = StreamFetcher(stream, self.who.concurrency, **self._timed)
         key = (ticket.epoch, ticket.seq)
         task = self._tasks[key] = self._task(self._work(ticket), f"aloader batch {ticket.seq}")
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
@@ -294,7 +295,7 @@ def _with_note(ticket: Ticket, error: BaseException, who: Who) -> BaseException:
     """The user's own exception, with a note that names the sample; what would end the epoch is wrapped."""
     note = f"in batch {ticket.seq}"
     if isinstance(error, Failed):
-        note, error = blame(ticket, error.position, who.auto_collation, who.iterable), error.cause
+        note, error = blame(ticket, error.position, who.auto_collation, who.iterable), located(error.cause, ticket, -1)
     return presentable(error, note)
 
 
