@@ -24,6 +24,7 @@ from aloader.errors import LoaderBusy, LoaderClosed
 from aloader.pool.privates import WorkerProcess, shut_down, workers_of
 from aloader.pool.run import Run
 from aloader.pool.threads import in_thread
+from aloader.pool.vigil import Caught
 
 
 class LoopWatcher:
@@ -147,10 +148,13 @@ class AsyncBatches:
                 if patience == 0:
                     await self._raise_late()
                     continue
+                if (caught := run.caught()) is not None:
+                    await self._replace(caught)
+                    continue
                 if run.crew.unseated:
                     run.crew.insist()
                     patience = min(options.SEAT_PATIENCE, patience if patience is not None else math.inf)
-                await self._pause(patience)
+                await self._pause(run.attention(patience))
                 if starting and run.crew.ready:
                     since, starting = loop.time(), False
         finally:
@@ -164,6 +168,12 @@ class AsyncBatches:
             await self._pause(options.STACK_POLL)
         if not self.run.epoch.available and self._watcher.failure is None:
             raise self.run.late(late)
+
+    async def _replace(self, caught: Caught) -> None:
+        """Ask workers that are stuck where that is, and kill them."""
+        while not caught.over():
+            await self._pause(options.STACK_POLL)
+        caught.replace()
 
     async def _pause(self, seconds: float | None) -> None:
         """Wait until something has happened, at most so many seconds."""

@@ -201,6 +201,10 @@ class Epoch:
             )
         return "; ".join(lines)
 
+    def indices(self, epoch: int, seq: int) -> Any:
+        """Those of a ticket that a worker has or had, if it is one of this epoch; else None."""
+        return self._indices.get(seq) if epoch == self.number else None
+
     @property
     def awaited(self) -> Awaited | None:
         """The batch that is waited for, and whose it is."""

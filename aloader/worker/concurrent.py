@@ -68,6 +68,7 @@ class _Server:
         dataset = bench.job.dataset if bench.broken is None else None
         self._fetcher: Fetcher | StreamFetcher
         start = bench.start
+        bench.page.times_samples()
         self._timed: Any = {"sample_timeout": start.sample_timeout, "where": place_of}
         how = {"threads": threads, "may_block": True, **self._timed}
         self._fetcher = Fetcher(dataset, start.auto_collation, start.concurrency, **how)

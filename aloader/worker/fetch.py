@@ -124,7 +124,7 @@ class Fetcher:
         self._take = at_hand.taker(dataset) if may_block else None
         self._flight = Flight(concurrency)
         self.deadlines = Deadlines(sample_timeout, where, self._give_up) if sample_timeout else None
-        self._one = self._sample if self.deadlines is None else self._timed
+        self._sample: Callable[..., Any] = self._untimed if self.deadlines is None else self._timed
         self._threads = threads
         self._coroutines = is_coroutine_function(dataset)
         self._draws = draws_random_numbers(dataset)
@@ -140,13 +140,13 @@ class Fetcher:
         if seeding is not None and not self._draws:
             seeding = seeding.without_generators()
         if not self._batched:
-            (sample,) = await self._all([partial(self._one, 0, indices, note, seeding)])
+            (sample,) = await self._all([partial(self._sample, 0, indices, note, seeding)])
             return sample
         if fetches_together(self._dataset, seeding is not None):
             return await self._many(indices, note, seeding)
         if self._take is not None:
             return await self._with_what_is_at_hand(self._take, list(indices), note, seeding)
-        return await self._all([partial(self._one, i, index, note, seeding) for i, index in enumerate(indices)])
+        return await self._all([partial(self._sample, i, index, note, seeding) for i, index in enumerate(indices)])
 
     async def _with_what_is_at_hand(self, take: at_hand.Take, indices: list[Any], note: Note, seeding: Any) -> Any:
         taken = at_hand.Taken(indices)
@@ -155,7 +155,7 @@ class Fetcher:
         except BaseException as error:
             raise blamed(taken.position, error) from None
         if missing := taken.missing:
-            rest: list[Begin] = [partial(self._one, at, indices[at], note, seeding) for at in missing]
+            rest: list[Begin] = [partial(self._sample, at, indices[at], note, seeding) for at in missing]
             for place, sample in zip(missing, await self._all(rest), strict=True):
                 taken.samples[place] = sample
         return taken.samples
@@ -170,7 +170,7 @@ class Fetcher:
             cause = asyncio.CancelledError("the sample's own task was cancelled")
             raise Failed(error.position, cause) from None
 
-    async def _sample(self, position: int, index: Any, note: Note, seeding: Seeding | None) -> Any:
+    async def _untimed(self, position: int, index: Any, note: Note, seeding: Seeding | None) -> Any:
         note(position)
         quick = self._coroutines and (seeding is None or not seeding.generators)
         try:
