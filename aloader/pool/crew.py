@@ -125,7 +125,6 @@ class Crew:
         worker = self.workers.get(slot)
         if worker is None:
             return False
-        worker.requested = True
         self._host.starter.end(worker.key, 0.0)
         return True
 

@@ -50,7 +50,6 @@ class Worker:
         self.exit: Exit | None = None  # how it went, once that is reported
         self.fault: OSError | None = None  # why nothing more can be read from it
         self.stuck: SampleTimeout | None = None  # why it is killed, if it is for that
-        self.requested = False  # the user wants another one in its place
         self.waits_to_write = False
         self.states = b""  # of its generators, when it was started; none: as they are seeded
         self.answered = -1, -1  # epoch and seq of the last ticket
@@ -84,8 +83,6 @@ def describe(worker: Worker, exit: Exit, sample: Any, known: bool) -> WorkerLost
     status = worker.page.read()
     if worker.fault is not None:
         how = f"was given up: {worker.fault}"
-    elif worker.requested:
-        how = "was ended by restart_worker"
     elif exit.signal:
         name = signal.Signals(exit.signal).name if exit.signal in signal.valid_signals() else str(exit.signal)
         how = f"was killed by signal {name}"
@@ -97,7 +94,7 @@ def describe(worker: Worker, exit: Exit, sample: Any, known: bool) -> WorkerLost
     which = f" sample {sample!r}" if known and status.doing is Doing.FETCHING else ""
     batch = f" (batch {status.seq})" if status.seq >= 0 else ""
     hint = ""
-    if exit.signal == signal.SIGKILL and worker.fault is None and not worker.requested:
+    if exit.signal == signal.SIGKILL and worker.fault is None:
         hint = " SIGKILL often is the kernel's out-of-memory killer (see `dmesg`): use fewer workers or memory_limit=."
     peak = f" Its peak memory was {exit.peak / 1e6:.0f} MB." if exit.peak else ""
     return WorkerLost(
