@@ -36,6 +36,11 @@ WIDE_WINDOW_BYTES: Final = 256 * MIB
 #: (`memory_limit`, `prefetch_factor`): where batches are large, peak memory counts for more than smoothing.
 LEAN_BYTES: Final = 256 * MIB
 
+#: Batches from this size on are compared with the memory that there is, before they are collated (it takes 0.1 ms to
+#: ask); and what nobody but processes themselves can have of it.
+LARGE_BATCH_BYTES: Final = 64 * MIB
+BASE_BYTES: Final = 64 * MIB
+
 #: From this size on, a leaf has a segment of its own: nothing is wasted on doubling, and it can go back alone.
 LARGE_LEAF_BYTES: Final = 64 * MIB
 

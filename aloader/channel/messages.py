@@ -72,6 +72,15 @@ class Granted(NamedTuple):
     seq: int
 
 
+class Denied(NamedTuple):
+    """The other answer to `Need`: so much cannot be had, and why. The ticket has failed with that."""
+
+    dataset: int
+    epoch: int
+    seq: int
+    reason: str
+
+
 class Released(NamedTuple):
     """Leases that have ended: flat, segment and offset in turn."""
 
@@ -210,6 +219,7 @@ Message = (
     | Notice
     | Call
     | Nothing
+    | Denied
 )
 
 KINDS: Final[tuple[type[Message], ...]] = (
@@ -230,5 +240,6 @@ KINDS: Final[tuple[type[Message], ...]] = (
     Notice,
     Call,
     Nothing,
+    Denied,
 )
 TAGS: Final[dict[type[Message], int]] = {kind: tag for tag, kind in enumerate(KINDS)}

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, cast
 
 from aloader import errors, options
 from aloader.channel.faults import unpack_fault
-from aloader.channel.messages import Granted, Ticket
+from aloader.channel.messages import Denied, Granted, Ticket
 from aloader.channel.record import Record
 from aloader.channel.status import Doing
 from aloader.engine import Awaited, Dispatcher, DispatcherConfig
@@ -45,6 +45,8 @@ from aloader.engine.events import (
 )
 from aloader.errors import LoaderClosed
 from aloader.pool.crew import Crew
+from aloader.pool.limits import memory_available
+from aloader.pool.refusals import refusal
 from aloader.pool.starter import Exit
 from aloader.pool.workers import Worker, describe
 from aloader.stats import EpochCounts
@@ -249,8 +251,17 @@ class Epoch:
                 self._notice(text)
 
     def on_need(self, worker: Worker, seq: int, nbytes: int) -> None:
-        """A worker waits for memory."""
+        """A worker waits for memory. What cannot be had is denied, and the worker answers with that."""
+        reason = self._refusal(seq, nbytes) if nbytes >= options.LARGE_BATCH_BYTES else ""
+        if reason:
+            worker.link.send(Denied(self._crew.who.dataset, self.number, seq, reason))
+            return
         self._handle(NeedMemory(worker.slot, worker.generation, seq, nbytes))
+
+    def _refusal(self, seq: int, nbytes: int) -> str:
+        workers = self._crew.workers.values()
+        arenas = sum(worker.mappings.nbytes for worker in workers if hasattr(worker, "mappings"))
+        return refusal(seq, nbytes, max(arenas, self.statistics.reserved), memory_available())
 
     def on_lost(self, worker: Worker, exit: Exit) -> None:
         """A worker has died."""

@@ -5,53 +5,115 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final, NamedTuple
+
+_ROOT: Final = Path("/sys/fs/cgroup")
+_OWN: Final = Path("/proc/self/cgroup")
+_NO_LIMIT: Final = 1 << 60  # version 1 writes "no limit" as a number that nobody has
 
 
-def default_memory_limit() -> int:
+class Memory(NamedTuple):
+    """Bytes that this process and those around it may have, and what of it can be had now."""
+
+    limit: int
+    available: int
+
+
+def default_memory_limit(root: Path = _ROOT, own: Path = _OWN) -> int:
     """A quarter of what machine or cgroup allow, shared by the processes of one machine (`LOCAL_WORLD_SIZE`)."""
     ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
-    return max(64 << 20, _memory_allowed() // 4 // ranks)
-
-
-def _memory_allowed() -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 << 30
-    limits = [total]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+    limits = [limit for folder in _cgroups(root, own, "memory") if (limit := _limit_in(folder)) is not None]
+    return max(64 << 20, min([total, *limits]) // 4 // ranks)
+
+
+def memory_available(root: Path = _ROOT, own: Path = _OWN, machine: Path = Path("/proc/meminfo")) -> Memory:
+    """What the machine has, or the narrowest of this process's cgroup and those around it; each by itself.
+
+    Available is what the kernel could give without ending anybody: the pages of files that it can drop count as free,
+    and so does swap. Where nothing is known, there is any amount.
+    """
+    fields = _fields_in(machine)
+    swap = 1024 * fields.get("SwapFree", 0)
+    found = []
+    if "MemAvailable" in fields:
+        total = 1024 * (fields["MemTotal"] + fields.get("SwapTotal", 0))
+        found.append(Memory(total, 1024 * fields["MemAvailable"] + swap))
+    for folder in _cgroups(root, own, "memory"):
+        limit, used = _limit_in(folder), _number_in(folder, "memory.current", "memory.usage_in_bytes")
+        if limit is not None and used is not None:
+            room = min(swap, _swap_in(folder))
+            found.append(Memory(limit + room, max(0, limit - used) + _droppable_in(folder) + room))
+    limit = min((one.limit for one in found), default=_NO_LIMIT)
+    return Memory(limit, min((one.available for one in found), default=_NO_LIMIT))
+
+
+def _limit_in(folder: Path) -> int | None:
+    limit = _number_in(folder, "memory.max", "memory.limit_in_bytes")
+    return None if limit is None or limit >= _NO_LIMIT else limit
+
+
+def _swap_in(folder: Path) -> int:
+    """What a cgroup may still swap."""
+    limit, used = _number_in(folder, "memory.swap.max"), _number_in(folder, "memory.swap.current")
+    return _NO_LIMIT if limit is None or used is None else max(0, limit - used)
+
+
+def _droppable_in(folder: Path) -> int:
+    """Bytes of files' pages and the like, which the kernel drops where there is need."""
+    fields = _fields_in(folder / "memory.stat")
+    prefix = "total_" if "total_cache" in fields else ""  # version 1 has those of the cgroups inside it apart
+    names = "inactive_file", "active_file", "slab_reclaimable"
+    return sum(fields.get(prefix + name, 0) for name in names)
+
+
+def _number_in(folder: Path, *names: str) -> int | None:
+    """In the first of these files that is there; None where it holds no number ("max")."""
+    for name in names:
         try:
-            text = Path(path).read_text().strip()
+            text = (folder / name).read_text().strip()
         except OSError:
             continue
-        if text.isdigit():
-            limits.append(int(text))
-    return min(limits)
+        return int(text) if text.isdigit() else None
+    return None
 
 
-def cpus_allowed(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+def _fields_in(path: Path) -> dict[str, int]:
+    """Lines such as `name 12` and `name: 12 kB`."""
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
+
+
+def cpus_allowed(root: Path = _ROOT, own: Path = _OWN) -> int | None:
     """How many CPUs' time the quota of a cgroup allows (a container's, as a rule), rounded up; None: no quota.
 
     Of this process's cgroup and those around it, the narrowest counts. Version 2 says quota and period in one file,
     version 1 in two. A container sees its own cgroup at `root`, and may be told of a path that it does not have.
     """
     quotas = []
-    for folder in _cgroups(root, own):
+    for folder in _cgroups(root, own, "cpu"):
         quota, period = _quota_in(folder)
         if quota > 0 and period > 0:
             quotas.append(-(-quota // period))
     return min(quotas, default=None)
 
 
-def _cgroups(root: Path, own: Path) -> Iterator[Path]:
+def _cgroups(root: Path, own: Path, controller: str) -> Iterator[Path]:
+    """This process's and those around it, as far as they can be seen, of version 2 and of version 1's controller."""
     yield root
-    yield root / "cpu"
+    yield root / controller
     try:
         lines = own.read_text().splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        folder = root / "cpu" if controllers else root
+        folder = root / controller if controllers else root
         for part in Path(path.lstrip("/")).parts:
             folder /= part
             yield folder

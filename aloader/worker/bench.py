@@ -25,6 +25,7 @@ from aloader.channel.marks import Resume
 from aloader.channel.messages import (
     Batch,
     Call,
+    Denied,
     EpochOver,
     Failure,
     Granted,
@@ -42,7 +43,7 @@ from aloader.channel.messages import (
 )
 from aloader.channel.payload import Packed, address_of, pack
 from aloader.channel.status import Doing, StatusPage
-from aloader.errors import SampleTimeout
+from aloader.errors import BatchTooLarge, SampleTimeout
 from aloader.worker.calls import Calls
 from aloader.worker.collation import collate_into, estimate
 from aloader.worker.dataclass_collation import collating
@@ -85,6 +86,7 @@ class Bench:
         self.broken: BaseException | None = None
         self.tickets: deque[Ticket] = deque()
         self.grants: set[tuple[int, int]] = set()
+        self.denials: dict[tuple[int, int], BatchTooLarge] = {}
         self.stopped = False
         self.epoch_over = -1
         self.arena = Arena(self._announce, lambda number: link.send(Retire(number)))
@@ -157,6 +159,8 @@ class Bench:
                     self.arena.release(places[i], places[i + 1])
             case Granted(_, epoch, seq):
                 self.grants.add((epoch, seq))
+            case Denied(_, epoch, seq, reason):
+                self.denials[epoch, seq] = BatchTooLarge(reason)
             case Unmapped(segment):
                 self.arena.retired(segment)
             case EpochOver(_, epoch):
@@ -229,18 +233,26 @@ class Bench:
         """Copy what is not in the arena yet, and answer the ticket."""
         packed, places, missing = collated
         self.arena.make_room(missing)
-        leaves = tuple(
-            self.arena.store(buffer) if place is None else place
-            for buffer, place in zip(packed.buffers, places, strict=True)
-        )
+        for at, (buffer, place) in enumerate(zip(packed.buffers, places, strict=True)):
+            if place is None:
+                places[at] = self.arena.store(buffer)
+        leaves: Any = tuple(places)
         small = len(packed.body) <= options.BODY_BYTES
         body = packed.body if small else self.arena.store(memoryview(packed.body))
         now = time.perf_counter()
         seconds = clock.fetched - clock.began, now - clock.fetched
         self.link.send(Batch(ticket.dataset, ticket.epoch, ticket.seq, body, leaves, *seconds, clock.mark))
+        places.clear()
         if not self.asked():
             self.asked = lambda: True
             self.link.send(Notice(_unsharded(self.job.dataset, self.start.num_workers)))
+
+    def drop(self, collated: Collated) -> None:
+        """If it was not sent, nobody has its places."""
+        for place in collated.places:
+            if place is not None:
+                self.arena.release(place.segment, place.offset)
+        collated.places.clear()
 
     def ask(self, ticket: Ticket, nbytes: int) -> None:
         """Ask for more memory than the ticket allowed."""
@@ -248,13 +260,15 @@ class Bench:
         self.link.send(Need(ticket.dataset, ticket.epoch, ticket.seq, nbytes))
 
     def granted(self, ticket: Ticket) -> bool:
-        """Whether the answer is there (takes it), or no longer wanted."""
+        """Whether the answer is there (takes it), or no longer wanted. Raises `BatchTooLarge` where it is no."""
         if ticket.epoch <= self.epoch_over or self.stopped:
             return True
         key = (ticket.epoch, ticket.seq)
         if key in self.grants:
             self.grants.discard(key)
             return True
+        if key in self.denials:
+            raise self.denials.pop(key)
         return False
 
     def fail(self, ticket: Ticket, error: BaseException) -> None:

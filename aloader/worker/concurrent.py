@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from aloader.channel.messages import Ticket
 from aloader.channel.status import Doing
+from aloader.errors import BatchTooLarge
 from aloader.storage.permits import PERMITS, Permits
 from aloader.worker.bench import Bench, Clock
 from aloader.worker.fetch import Failed, Fetcher, Note
@@ -109,6 +110,8 @@ class _Server:
         for key in bench.grants & self._grants.keys():
             bench.grants.discard(key)
             self._wake(key)
+        for key in bench.denials.keys() & self._grants.keys():
+            self._wake(key, bench.denials.pop(key))
         if bench.epoch_over != over:
             if self._reading <= bench.epoch_over:
                 self._end_reading()
@@ -129,10 +132,14 @@ class _Server:
             self._loop.remove_writer(link.fileno())
         self._writing = pending
 
-    def _wake(self, key: tuple[int, int]) -> None:
+    def _wake(self, key: tuple[int, int], denied: BatchTooLarge | None = None) -> None:
         future = self._grants.pop(key)
-        if not future.done():
+        if future.done():
+            return
+        if denied is None:
             future.set_result(None)
+        else:
+            future.set_exception(denied)
 
     # -- tickets ---------------------------------------------------------------------------------------------------
 
@@ -187,9 +194,12 @@ class _Server:
             await self._memory(ticket, need)
         collated = bench.collate(ticket, samples, need, seeding)
         del samples
-        if collated.missing + need > max(ticket.allowance, need):
-            await self._memory(ticket, collated.missing + need)
-        bench.send(ticket, collated, clock)
+        try:
+            if collated.missing + need > max(ticket.allowance, need):
+                await self._memory(ticket, collated.missing + need)
+            bench.send(ticket, collated, clock)
+        finally:
+            bench.drop(collated)
 
     async def _memory(self, ticket: Ticket, nbytes: int) -> None:
         key = (ticket.epoch, ticket.seq)

@@ -23,10 +23,11 @@ from torch.utils.data import default_collate, default_convert
 
 from aloader import options
 from aloader.channel.marks import Resume
-from aloader.channel.messages import Granted, Ticket
+from aloader.channel.messages import Denied, Granted, Ticket
 from aloader.channel.roles import Listener, Who
 from aloader.channel.stacks import Stack, different
 from aloader.channel.status import Doing
+from aloader.errors import BatchTooLarge
 from aloader.ranks import Ranks
 from aloader.worker.bench import Clock, blame, located
 from aloader.worker.collation import estimate
@@ -210,6 +211,12 @@ class LocalCrew:
         future = self._grants.pop((message.epoch, message.seq), None)
         if future is not None and not future.done():
             future.set_result(None)
+
+    def deny(self, message: Denied) -> None:
+        """The ticket that asked takes more than there is."""
+        future = self._grants.pop((message.epoch, message.seq), None)
+        if future is not None and not future.done():
+            future.set_exception(BatchTooLarge(message.reason))
 
     def stacks(self, epoch: int, seq: int) -> list[Stack]:
         """Where the user's code stands with a ticket: its tasks, the dataset's `async with`, the collating thread."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import resource
 
 import numpy as np
 import pytest
 import torch
 
-from aloader import DataLoader
+from aloader import BatchTooLarge, DataLoader
 from aloader.channel.job import Carried, Job, load
 from aloader.options import parse_bytes
 from aloader.pool.limits import default_memory_limit
@@ -166,3 +167,74 @@ def test_the_default_limit_is_shared_by_the_ranks_of_a_machine(monkeypatch):
 def test_iterators_are_not_pickled():
     with DataLoader(Numbers(4), num_workers=1) as loader, pytest.raises(NotImplementedError):
         pickle.dumps(iter(loader))
+
+
+# -- batches that there is no memory for -------------------------------------------------------------------------------
+
+
+def outcomes(loader):
+    """What iterating gives: numbers of elements, and errors in their places."""
+    got, batches = [], iter(loader)
+    while True:
+        try:
+            got.append(next(batches).numel())
+        except StopIteration:
+            return got
+        except MemoryError as error:
+            got.append(error)
+
+
+def row(floats):
+    """So many floats that take no memory until they are copied."""
+    return torch.zeros(1).expand(floats)
+
+
+class Huge(Numbers):
+    """The third batch of two takes more than any machine has."""
+
+    def __getitem__(self, index):
+        return row(1 << 43 if index in (4, 5) else 5)
+
+
+class AsyncHuge(Huge):
+    async def __getitem__(self, index):
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(("dataset", "workers"), [(Huge, 1), (AsyncHuge, 0), (AsyncHuge, 1)])
+def test_a_batch_that_no_memory_can_hold_fails_in_its_place_before_it_is_made(dataset, workers):
+    with DataLoader(dataset(10), batch_size=2, num_workers=workers) as loader:
+        got = outcomes(loader)
+        error = got.pop(2)
+        assert got == [10] * 4
+        assert isinstance(error, BatchTooLarge)
+        assert str(error).startswith("batch 2 takes 70368.74 GB, and ")
+        assert "Use a smaller batch_size" in str(error)
+        assert loader.stats().workers_lost == 0
+
+
+def little_memory(worker):
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (300 << 20), resource.RLIM_INFINITY))
+
+
+class Large(Numbers):
+    """The third batch of two takes more address space than its worker may have."""
+
+    def __getitem__(self, index):
+        return row(50_000_000 if index in (4, 5) else 100_000)
+
+
+def copied(samples):
+    return torch.from_numpy(np.concatenate([sample.numpy() for sample in samples]))
+
+
+@pytest.mark.parametrize(("collate", "kind"), [(None, BatchTooLarge), (copied, MemoryError)])
+def test_memory_that_a_worker_cannot_have_is_an_error_in_the_batchs_place(collate, kind):
+    with DataLoader(Large(10), batch_size=2, num_workers=1, worker_init_fn=little_memory, collate_fn=collate) as loader:
+        got = outcomes(loader)
+        error = got.pop(2)
+        assert got == [200_000] * 4
+        assert isinstance(error, kind)
+        assert loader.stats().workers_lost == 0

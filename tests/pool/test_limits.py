@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from aloader import DataLoader
 from aloader.options import parse_bytes
-from aloader.pool import limits
-from aloader.pool.limits import cpus_allowed, default_memory_limit, too_many_workers
+from aloader.pool.limits import cpus_allowed, default_memory_limit, memory_available, too_many_workers
 
 
 @pytest.mark.parametrize(
@@ -58,27 +56,92 @@ def test_the_ranks_of_a_machine_share_a_quarter_of_it(monkeypatch):
     assert default_memory_limit() == 64 << 20  # less than that would be no use
 
 
-@pytest.mark.parametrize(("text", "counts"), [("1073741824\n", True), ("max\n", False), ("", False)])
-def test_a_containers_limit_counts_where_there_is_one(monkeypatch, tmp_path, text, counts):
-    file = tmp_path / "memory.max"
-    file.write_text(text)
-
-    class Redirected(type(Path())):  # type: ignore[misc]
-        def __new__(cls, path: Any) -> Any:
-            return Path(file if str(path) == "/sys/fs/cgroup/memory.max" else tmp_path / "missing")
-
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    monkeypatch.setattr(limits, "Path", Redirected)
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    expected = min(physical, 1 << 30) if counts else physical
-    assert default_memory_limit() == max(64 << 20, expected // 4)
-
-
 def cgroup(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     return root
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "limit"),
+    [
+        ({"memory.max": "1073741824\n"}, "0::/\n", 1 << 30),
+        ({"memory.max": "max\n"}, "0::/\n", None),
+        ({"memory.max": ""}, "0::/\n", None),
+        ({"a/memory.max": "1073741824\n", "a/b/memory.max": "max\n"}, "0::/a/b\n", 1 << 30),
+        ({"memory/x/memory.limit_in_bytes": "1073741824\n"}, "4:memory:/x\n3:cpu:/y\n", 1 << 30),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712\n"}, "4:memory:/\n", None),
+    ],
+)
+def test_a_containers_limit_counts_where_there_is_one(monkeypatch, tmp_path, files, own, limit):
+    root = cgroup(tmp_path / "root", files)
+    (tmp_path / "own").write_text(own)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert default_memory_limit(root, tmp_path / "own") == max(64 << 20, min(physical, limit or physical) // 4)
+
+
+MEMINFO = "MemTotal:  1000 kB\nMemAvailable: 600 kB\nSwapTotal: 50 kB\nSwapFree: 20 kB\nHugePages_Total: 0\n"
+MACHINE = 1050 * 1024, 620 * 1024
+V1_STAT = "cache 9\ninactive_file 1\ntotal_cache 99\ntotal_inactive_file 1000\ntotal_active_file 200\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "expected"),
+    [
+        ({}, "0::/\n", MACHINE),
+        ({"memory.max": "max\n", "memory.current": "7\n"}, "0::/\n", MACHINE),
+        ({"memory.max": "5000\n"}, "0::/\n", MACHINE),  # nobody knows how much of it is used
+        (  # the narrowest limit, and the least that is left: not of the same
+            {
+                "a/memory.max": "50000\n",
+                "a/memory.current": "49000\n",
+                "a/memory.swap.max": "0\n",
+                "a/memory.swap.current": "0\n",
+                "a/b/memory.max": "9000\n",
+                "a/b/memory.current": "6000\n",
+                "a/b/memory.stat": "anon 5\nshmem 77\ninactive_file 300\nactive_file 20\nslab_reclaimable 1\n",
+                "a/b/memory.swap.max": "100\n",
+                "a/b/memory.swap.current": "60\n",
+            },
+            "0::/a/b\n",
+            (9040, 1000),
+        ),
+        (  # more used than allowed, as after the limit was lowered
+            {"memory.max": "100\n", "memory.current": "400\n", "memory.swap.max": "0", "memory.swap.current": "0"},
+            "0::/\n",
+            (100, 0),
+        ),
+        (
+            {
+                "memory/x/memory.limit_in_bytes": "9000\n",
+                "memory/x/memory.usage_in_bytes": "8000\n",
+                "memory/x/memory.stat": V1_STAT,
+                "memory/memory.limit_in_bytes": "9223372036854771712\n",
+                "memory/memory.usage_in_bytes": "999\n",
+            },
+            "4:memory:/x\n3:cpu:/y\n",
+            (9000 + 20 * 1024, 2200 + 20 * 1024),
+        ),
+    ],
+)
+def test_what_memory_there_is_and_what_of_it_can_be_had(tmp_path, files, own, expected):
+    root = cgroup(tmp_path / "root", files)
+    root.mkdir(exist_ok=True)
+    (tmp_path / "own").write_text(own)
+    (tmp_path / "meminfo").write_text(MEMINFO)
+    assert memory_available(root, tmp_path / "own", tmp_path / "meminfo") == expected
+
+
+def test_where_nothing_is_known_of_memory_there_is_any_amount(tmp_path):
+    missing = tmp_path / "missing"
+    assert memory_available(missing, missing, missing).available >= 1 << 50
+
+
+def test_this_machine_has_some_memory():
+    limit, available = memory_available()
+    assert 0 < available <= limit
 
 
 @pytest.mark.parametrize(
