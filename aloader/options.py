@@ -44,6 +44,10 @@ BASE_BYTES: Final = 64 * MIB
 #: From this size on, a leaf has a segment of its own: nothing is wasted on doubling, and it can go back alone.
 LARGE_LEAF_BYTES: Final = 64 * MIB
 
+#: Seconds after which a program that keeps more of its batches than the limit is told so; how often that is looked at.
+KEEPING_GRACE: Final = 10.0
+KEEPING_PACE: Final = 1.0
+
 #: Samples in flight of the whole loader, and the bounds of one worker's share: stores limit requests.
 CONCURRENCY: Final = 256
 CONCURRENCY_PER_WORKER: Final = (4, 64)

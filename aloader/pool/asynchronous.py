@@ -99,6 +99,7 @@ class AsyncBatches:
         run, epoch = self.run, self.run.epoch
         began = time.perf_counter()
         epoch.counts.user_seconds += began - self._since
+        run.step(began)
         self._check(asyncio.get_running_loop())
         try:
             if not run.ended:

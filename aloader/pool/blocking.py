@@ -101,6 +101,7 @@ class Batches:
         epoch, counts = run.epoch, run.epoch.counts
         began = time.perf_counter()
         counts.user_seconds += began - self._since
+        run.step(began)
         try:
             if run.closed and not epoch.finished:
                 raise LoaderClosed("this iterator has been closed; iterate the loader again")

@@ -45,8 +45,7 @@ from aloader.engine.events import (
 )
 from aloader.errors import LoaderClosed
 from aloader.pool.crew import Crew
-from aloader.pool.limits import memory_available
-from aloader.pool.refusals import refusal
+from aloader.pool.refusals import refusal_of
 from aloader.pool.starter import Exit
 from aloader.pool.workers import Worker, describe
 from aloader.stats import EpochCounts
@@ -207,6 +206,15 @@ class Epoch:
         """Those of a ticket that a worker has or had, if it is one of this epoch; else None."""
         return self._indices.get(seq) if epoch == self.number else None
 
+    def awaits(self, epoch: int, seq: int) -> bool:
+        """Whether a batch is one of this epoch's that the user has not been given."""
+        return epoch == self.number and seq in self._indices
+
+    def tell(self, text: str) -> None:
+        """Say something to the user now, in a step of theirs."""
+        if self._notice is not None:
+            self._notice(text)
+
     @property
     def awaited(self) -> Awaited | None:
         """The batch that is waited for, and whose it is."""
@@ -252,16 +260,10 @@ class Epoch:
 
     def on_need(self, worker: Worker, seq: int, nbytes: int) -> None:
         """A worker waits for memory. What cannot be had is denied, and the worker answers with that."""
-        reason = self._refusal(seq, nbytes) if nbytes >= options.LARGE_BATCH_BYTES else ""
-        if reason:
+        if nbytes >= options.LARGE_BATCH_BYTES and (reason := refusal_of(self._crew, self, seq, nbytes)):
             worker.link.send(Denied(self._crew.who.dataset, self.number, seq, reason))
-            return
-        self._handle(NeedMemory(worker.slot, worker.generation, seq, nbytes))
-
-    def _refusal(self, seq: int, nbytes: int) -> str:
-        workers = self._crew.workers.values()
-        arenas = sum(worker.mappings.nbytes for worker in workers if hasattr(worker, "mappings"))
-        return refusal(seq, nbytes, max(arenas, self.statistics.reserved), memory_available())
+        else:
+            self._handle(NeedMemory(worker.slot, worker.generation, seq, nbytes))
 
     def on_lost(self, worker: Worker, exit: Exit) -> None:
         """A worker has died."""

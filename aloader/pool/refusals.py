@@ -7,8 +7,10 @@ holds came free. What others give back meanwhile is not known; it is their doing
 
 from __future__ import annotations
 
+from typing import Any
+
 from aloader import options
-from aloader.pool.limits import Memory
+from aloader.pool.limits import Memory, memory_available
 
 
 def refusal(seq: int, nbytes: int, held: int, memory: Memory) -> str:
@@ -25,6 +27,12 @@ def refusal(seq: int, nbytes: int, held: int, memory: Memory) -> str:
         "Use a smaller batch_size, or allow more memory; num_workers, concurrency and what the program keeps take some "
         "as well."
     )
+
+
+def refusal_of(crew: Any, epoch: Any, seq: int, nbytes: int) -> str:
+    """The same, asked now."""
+    arenas = sum(worker.mappings.nbytes for worker in crew.workers.values() if hasattr(worker, "mappings"))
+    return refusal(seq, nbytes, max(arenas, epoch.statistics.reserved), memory_available())
 
 
 def _in_words(nbytes: int) -> str:

@@ -13,6 +13,7 @@ from aloader.errors import LoaderTimeout
 from aloader.pool.crew import Crew
 from aloader.pool.epoch import Epoch
 from aloader.pool.inquiry import Late
+from aloader.pool.keeping import Keeping
 from aloader.pool.pool import Installed, WorkerPool
 from aloader.pool.vigil import Caught, Watch
 from aloader.stats import LoaderStats
@@ -43,6 +44,7 @@ class Run:
     ended: bool = False
     on_end: Callable[[], object] | None = None  # lets whoever waits notice
     watch: Watch | None = None  # over samples that take too long, if that is asked for
+    keeping: Keeping | None = None  # of batches that the user keeps: where they lie in memory of workers
 
     @property
     def heavy(self) -> bool:
@@ -106,6 +108,11 @@ class Run:
         if self.crew.ready:
             return max(0.0, self.batch_timeout - waited)
         return max(0.0, min(self.batch_timeout, self.batch_timeout + options.STARTING_GRACE - waited))
+
+    def step(self, now: float) -> None:
+        """The consumer comes for a batch."""
+        if self.keeping is not None and now >= self.keeping.next:
+            self.keeping.look(now)
 
     def caught(self) -> Caught | None:
         """The workers that are stuck in a sample, if any are. For a consumer that waits."""
