@@ -106,7 +106,7 @@ def source_for(loader: Settings, indices: Any, state: dict[str, Any] | None = No
 def who_of(loader: Settings, seed: int, surroundings: bytes) -> Who:
     slots = max(1, workers_of(loader))  # without processes, one slot that is always filled
     kind = loader.is_iterable, loader.drop_last, *loader.ranks, permits_of(slots)
-    faults = on_error_of(loader), loader.sample_timeout or 0.0
+    faults = on_error_of(loader), loader.sample_timeout or 0.0, max(1, loader.memory_bytes // slots)
     who = slots, seed, share_of(loader), in_threads(loader), loader._auto_collation, surroundings
     return Who(0, *who, *kind, *faults)
 

@@ -129,12 +129,16 @@ class Place(NamedTuple):
 class Arena:
     """A worker's segments and blocks.
 
-    `announce(number, nbytes, fd)` tells the parent of a new segment; `retire(number)` asks it to unmap one.
+    `announce(number, nbytes, fd)` tells the parent of a new segment; `retire(number)` asks it to unmap one. `share`:
+    bytes beyond which nothing is kept for later but room for one batch (0: there is no such bound).
     """
 
-    def __init__(self, announce: Callable[[int, int, int], None], retire: Callable[[int], None]) -> None:
+    def __init__(
+        self, announce: Callable[[int, int, int], None], retire: Callable[[int], None], share: int = 0
+    ) -> None:
         self._announce = announce
         self._retire = retire
+        self._share = share
         self._segments: dict[int, Segment] = {}
         self._retiring: dict[int, Segment] = {}
         self._next_number = 0
@@ -271,6 +275,8 @@ class Arena:
         far larger than that (growing again from nothing is cheaper than keeping it)."""
         spare = _SPARE if self._largest < options.LARGE_LEAF_BYTES else _SPARE // 2
         needed = max(spare * self._largest, *self._peaks)
+        if self._share:
+            needed = max(self._largest, min(needed, self._share))
         for segment in sorted(self._segments.values(), key=lambda s: -s.free.size):
             size = segment.free.size
             if segment.free.empty and (self._capacity - size >= needed or size > 4 * needed > 0):

@@ -89,7 +89,7 @@ class Bench:
         self.denials: dict[tuple[int, int], BatchTooLarge] = {}
         self.stopped = False
         self.epoch_over = -1
-        self.arena = Arena(self._announce, lambda number: link.send(Retire(number)))
+        self.arena = Arena(self._announce, lambda number: link.send(Retire(number)), start.memory)
         collate_into(self.arena)
         self.asked: Callable[[], bool] = lambda: True  # whether the dataset has asked which worker it is in
         self._stream: tuple[int, Stream] | None = None  # the epoch's

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
 import os
 import pickle
 import resource
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -238,3 +241,51 @@ def test_memory_that_a_worker_cannot_have_is_an_error_in_the_batchs_place(collat
         assert got == [200_000] * 4
         assert isinstance(error, kind)
         assert loader.stats().workers_lost == 0
+
+
+# -- what processes really take ----------------------------------------------------------------------------------------
+
+
+class Images(Numbers):
+    """Samples that take memory, with next to no work: one byte of each page is written."""
+
+    def __init__(self, n, nbytes):
+        super().__init__(n)
+        self.nbytes = nbytes
+
+    def __getitem__(self, index):
+        pixels = np.empty(self.nbytes, np.uint8)
+        pixels[:: resource.getpagesize()] = 1
+        return pixels
+
+
+def memory_of_all():
+    """Bytes of this process and those below it; what several share is counted once."""
+    me, total = psutil.Process(), 0
+    for process in [me, *me.children(recursive=True)]:
+        with contextlib.suppress(OSError), open(f"/proc/{process.pid}/smaps_rollup") as file:
+            total += sum(1024 * int(line.split()[1]) for line in file if line.startswith("Pss:"))
+    return total
+
+
+async def most_memory(batches, nbytes):
+    """At any step of a consumer that takes its time, with a limit of 256 MB."""
+    data, most = Images(64 * batches, nbytes), 0
+    async with DataLoader(data, batch_size=64, num_workers=4, memory_limit="256MB") as loader:
+        async for batch in loader:
+            await asyncio.sleep(0.03)  # sleep: so that the workers get as far ahead as they may
+            most = max(most, memory_of_all())
+            assert batch.nbytes == 64 * nbytes
+    return most
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+async def test_all_processes_together_stay_within_the_limit():
+    base = await most_memory(4, 100)
+    nbytes = 602_112  # an image of 3 × 224 × 224 floats: batches of 38.5 MB
+    most = await most_memory(14, nbytes)
+    batch = 64 * nbytes
+    # One batch per worker that is being fetched, and two in the consumer's hands: this one, and the one before it.
+    assert most <= base + 256_000_000 + (4 + 2) * batch + (16 << 20)
