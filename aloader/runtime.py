@@ -176,7 +176,7 @@ class Runtime:
         run = Run(pool, crew, epoch, source, work[0], work[1], kept, loader.timeout, self._installed)
         if pool is not None:
             self._excess = self._excess or Excess(loader.memory_bytes)
-            run.keeping = Keeping(crew, epoch, self._excess)
+            run.keeping = Keeping(crew, epoch, self._excess, self._notices.warn)
         self._last = run
         self._runs.add(run)
         return run

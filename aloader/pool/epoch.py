@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, cast
 
 from aloader import errors, options
 from aloader.channel.faults import unpack_fault
-from aloader.channel.messages import Denied, Granted, Ticket
+from aloader.channel.messages import Granted, Ticket
 from aloader.channel.record import Record
 from aloader.channel.status import Doing
 from aloader.engine import Awaited, Dispatcher, DispatcherConfig
@@ -45,7 +45,7 @@ from aloader.engine.events import (
 )
 from aloader.errors import LoaderClosed
 from aloader.pool.crew import Crew
-from aloader.pool.refusals import refusal_of
+from aloader.pool.refusals import denied
 from aloader.pool.starter import Exit
 from aloader.pool.workers import Worker, describe
 from aloader.stats import EpochCounts
@@ -202,18 +202,9 @@ class Epoch:
             )
         return "; ".join(lines)
 
-    def indices(self, epoch: int, seq: int) -> Any:
-        """Those of a ticket that a worker has or had, if it is one of this epoch; else None."""
-        return self._indices.get(seq) if epoch == self.number else None
-
-    def awaits(self, epoch: int, seq: int) -> bool:
-        """Whether a batch is one of this epoch's that the user has not been given."""
-        return epoch == self.number and seq in self._indices
-
-    def tell(self, text: str) -> None:
-        """Say something to the user now, in a step of theirs."""
-        if self._notice is not None:
-            self._notice(text)
+    def ticket(self, epoch: int, seq: int) -> tuple[Any] | None:
+        """Its indices (None: it has none), if it is of this epoch and the user has not been given it; else None."""
+        return (self._indices[seq],) if epoch == self.number and seq in self._indices else None
 
     @property
     def awaited(self) -> Awaited | None:
@@ -260,9 +251,7 @@ class Epoch:
 
     def on_need(self, worker: Worker, seq: int, nbytes: int) -> None:
         """A worker waits for memory. What cannot be had is denied, and the worker answers with that."""
-        if nbytes >= options.LARGE_BATCH_BYTES and (reason := refusal_of(self._crew, self, seq, nbytes)):
-            worker.link.send(Denied(self._crew.who.dataset, self.number, seq, reason))
-        else:
+        if not denied(self._crew, self, worker, seq, nbytes):
             self._handle(NeedMemory(worker.slot, worker.generation, seq, nbytes))
 
     def on_lost(self, worker: Worker, exit: Exit) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 from aloader import options
@@ -51,17 +51,18 @@ class Excess:
 class Keeping:
     """Looks at what is kept of a crew's batches while one of its epochs is under way."""
 
-    def __init__(self, crew: Any, epoch: Any, excess: Excess) -> None:
+    def __init__(self, crew: Any, epoch: Any, excess: Excess, warn: Callable[[str], None]) -> None:
         self._crew = crew
         self._epoch = epoch
         self._excess = excess
+        self._warn = warn
         self.next = 0.0 if not excess.told else math.inf  # when to look again, on the drivers' clock
 
     def look(self, now: float) -> None:
         """Count, and tell what there is to tell."""
         self.next = now + options.KEEPING_PACE
         leases = [lease for worker in self._crew.latest.values() for lease in worker.mappings.held()]
-        leases = [lease for lease in leases if not self._epoch.awaits(*lease.batch[:2])]
+        leases = [lease for lease in leases if self._epoch.ticket(*lease.batch[:2]) is None]
         clock = time.monotonic()
         kept = [Kept(lease.place.nbytes, lease.batch[:2], lease.batch[2]) for lease in leases]
         if not self._excess.look(kept, clock):
@@ -70,7 +71,7 @@ class Keeping:
         owners = [owner for lease in leases if (owner := lease()) is not None]
         spans = [Span(owner.__array_interface__["data"][0], owner.nbytes) for owner in owners]
         del owners
-        self._epoch.tell(in_words(kept, holders(spans), self._excess.limit, clock))
+        self._warn(in_words(kept, holders(spans), self._excess.limit, clock))
 
 
 def in_words(kept: list[Kept], named: list[Holder], limit: int, now: float) -> str:

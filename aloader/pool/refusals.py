@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from aloader import options
+from aloader.channel.messages import Denied
 from aloader.pool.limits import Memory, memory_available
 
 
@@ -29,10 +30,15 @@ def refusal(seq: int, nbytes: int, held: int, memory: Memory) -> str:
     )
 
 
-def refusal_of(crew: Any, epoch: Any, seq: int, nbytes: int) -> str:
-    """The same, asked now."""
-    arenas = sum(worker.mappings.nbytes for worker in crew.workers.values() if hasattr(worker, "mappings"))
-    return refusal(seq, nbytes, max(arenas, epoch.statistics.reserved), memory_available())
+def denied(crew: Any, epoch: Any, worker: Any, seq: int, nbytes: int) -> bool:
+    """Whether a worker that asks for so much cannot have it. Then it is told so, and answers with that."""
+    if nbytes < options.LARGE_BATCH_BYTES:
+        return False
+    arenas = sum(one.mappings.nbytes for one in crew.workers.values() if hasattr(one, "mappings"))
+    reason = refusal(seq, nbytes, max(arenas, epoch.statistics.reserved), memory_available())
+    if reason:
+        worker.link.send(Denied(crew.who.dataset, epoch.number, seq, reason))
+    return bool(reason)
 
 
 def _in_words(nbytes: int) -> str:

@@ -93,7 +93,7 @@ class Caught:
         self._asked: list[tuple[Any, Seen, Any, Inquiry]] = []
         for one in seen:
             worker, status = crew.workers[one.slot], one.status
-            indices = epoch.indices(status.epoch, status.seq)
+            (indices,) = epoch.ticket(status.epoch, status.seq) or (None,)
             self._asked.append((worker, one, indices, worker.inquire(status.epoch, status.seq)))
 
     def over(self) -> bool:
@@ -141,7 +141,7 @@ class Watch:
 
     def _seen(self, worker: Any) -> Seen:
         status = worker.page.read()
-        indices = self._epoch.indices(status.epoch, status.seq)
+        (indices,) = self._epoch.ticket(status.epoch, status.seq) or (None,)
         together = status.position < 0 and indices is not None
         samples = len(indices_of(indices, self._crew.who.auto_collation)) if together else 1
         return Seen(worker.slot, worker.key, status, worker.page.timed, max(1, samples))

@@ -110,7 +110,7 @@ def once(path):
 
 WAYS = {
     5: lambda: time.sleep(60),  # sleep: a sample that never comes
-    12: lambda: [ctypes.pythonapi.sleep(60) for _ in range(9)],  # keeps the interpreter's lock; a signal ends one
+    12: lambda: [ctypes.pythonapi.sleep(60) for _ in range(9)],  # sleep: keeps the GIL; a signal ends one of them
     18: lambda: os.kill(os.getpid(), signal.SIGSTOP),
 }
 
