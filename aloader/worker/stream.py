@@ -13,11 +13,13 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Final
 
 from torch.utils.data import ChainDataset
 
 from aloader.channel.marks import Resume, is_stateful
+from aloader.worker.deadlines import Deadlines
 from aloader.worker.faulty import Failed, Losses
 from aloader.worker.fetch import Fetcher, Note, Progress, blamed, close_all
 from aloader.worker.generators import OPEN, Seeding, driven
@@ -60,6 +62,7 @@ class Stream:
         self.position = self._resume.mark.position if self._resume.mark is not None else 0  # samples read
         self._fallen = -1, 0  # where reading failed last, and how often in a row by then
         self.marks = True  # whether they are taken
+        self.deadlines: Deadlines | None = None  # of samples that are awaited
         self.mark: bytes | None = None  # behind the ticket that was read last
 
     def open(self, seeding: Seeding | None = None) -> None:
@@ -192,7 +195,7 @@ class Stream:
             try:
                 while len(samples) < wanted:
                     note(len(samples))
-                    samples.append(await self._read(seeding) if self._awaits else self._next(seeding))
+                    samples.append(await self._read(len(samples), seeding) if self._awaits else self._next(seeding))
                     self.position += 1
             except (StopIteration, StopAsyncIteration):
                 self._ended = True
@@ -236,8 +239,13 @@ class Stream:
         with seeding.own(self._named(seeding)):
             return next(self._iterator)
 
-    async def _read(self, seeding: Seeding | None) -> Any:
+    async def _read(self, position: int, seeding: Seeding | None) -> Any:
         """The next sample of an iterator that is awaited."""
+        if self.deadlines is not None:
+            return await self.deadlines.within(position, None, partial(self._read_next, seeding))
+        return await self._read_next(seeding)
+
+    async def _read_next(self, seeding: Seeding | None) -> Any:
         if seeding is None:
             return await anext(self._iterator)
         return await driven(seeding.own(self._named(seeding)), _next_of(self._iterator))
@@ -301,10 +309,17 @@ class StreamFetcher:
     """Takes tickets' samples from a stream, on a loop: reads them one ticket after the other, in the order of the
     tickets, and awaits what is awaitable among them many at once."""
 
-    def __init__(self, stream: Stream, concurrency: int) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        concurrency: int,
+        sample_timeout: float = 0.0,
+        where: Callable[[asyncio.Task[Any]], str] = lambda task: "",
+    ) -> None:
         self._stream = stream
         self._turn = asyncio.Lock()  # first come, first served
-        self._rest = Fetcher(None, True, concurrency)
+        self._rest = Fetcher(None, True, concurrency, sample_timeout=sample_timeout, where=where)
+        stream.deadlines = self._rest.deadlines
 
     @property
     def mark(self) -> bytes | None:
