@@ -69,7 +69,8 @@ class Doing(IntEnum):
 
 
 class Status(NamedTuple):
-    """What the page said. `position` is the sample's place in its ticket, `since` when the worker began what it does
+    """What the page said. `position` is the sample's place in its ticket (-1: one call fetches all; less: of something
+    that is read and dropped), `since` when the worker began what it does
     (the monotonic clock, the same in every process)."""
 
     doing: Doing

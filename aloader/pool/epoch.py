@@ -153,7 +153,7 @@ class Epoch:
             self.counts.failed += 1
             error = outcome.error
             if isinstance(error, errors.WorkerLost | errors.SampleError):
-                fresh = copy.copy(error)  # the dispatcher keeps its own, which must not come to know frames of the user's
+                fresh = copy.copy(error)  # the dispatcher keeps its own, which must not know frames of the user's
                 fresh.__cause__ = error.__cause__
                 raise fresh
             raise unpack_fault(error) if isinstance(error, bytes) else cast("BaseException", error)

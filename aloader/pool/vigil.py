@@ -80,7 +80,7 @@ class Vigil:
         return stuck
 
     def _patience(self, seen: Seen) -> float:
-        limit = self._limit * (seen.samples if seen.status.position < 0 else 1)
+        limit = self._limit * (seen.samples if seen.status.position == -1 else 1)
         return 2 * limit + options.CLOSE_GRACE if seen.timed else limit
 
 
@@ -113,7 +113,7 @@ class Caught:
         samples = [] if indices is None else indices_of(indices, self._crew.who.auto_collation)
         index = samples[position] if 0 <= position < len(samples) else None
         stack = report(f"Worker {seen.slot}", inquiry.told(), samples)
-        together = seen.samples if position < 0 else 0
+        together = seen.samples if position == -1 else 0
         seconds = self._seconds * (together or 1)
         return sample_timeout(index, seconds, stack, batch=seq, worker=seen.slot, together=together)
 
@@ -142,6 +142,6 @@ class Watch:
     def _seen(self, worker: Any) -> Seen:
         status = worker.page.read()
         (indices,) = self._epoch.ticket(status.epoch, status.seq) or (None,)
-        together = status.position < 0 and indices is not None
+        together = status.position == -1 and indices is not None
         samples = len(indices_of(indices, self._crew.who.auto_collation)) if together else 1
         return Seen(worker.slot, worker.key, status, worker.page.timed, max(1, samples))

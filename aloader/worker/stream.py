@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final
@@ -121,9 +122,10 @@ class Stream:
                 raise Failed(0, error) from None
         if self._ended:
             raise Dry
+        dropped = _Dropped(progress)
         while self._was_given():
             with _error_given():
-                close_all(self._ticket(count, progress, seeding, losses and losses.again()))
+                close_all(self._ticket(count, dropped, seeding, losses and losses.again()))
             _forget(seeding)
         return self._ticket(count, progress, seeding, losses)
 
@@ -180,9 +182,11 @@ class Stream:
                 raise blamed(0, error) from None
         if self._ended:
             raise Dry
+        number = itertools.count(2)  # as `_Dropped`
         while self._was_given():
             with _error_given():
-                close_all(await self._ticket_async(count, note, seeding, losses and losses.again()))
+                again = losses and losses.again()
+                close_all(await self._ticket_async(count, lambda _: note(-next(number)), seeding, again))
             _forget(seeding)
         return await self._ticket_async(count, note, seeding, losses)
 
@@ -273,6 +277,21 @@ class Stream:
         iterator, self._iterator = self._iterator, None
         if hasattr(type(iterator), "aclose"):
             await iterator.aclose()
+
+
+class _Dropped:
+    """The progress of what is read and dropped, under one ticket: another number for each sample, -2, -3, …, so that
+    whoever watches sees it move."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._numbers = itertools.count(2)
+
+    def __getitem__(self, at: int) -> int:
+        return self._progress[at]
+
+    def __setitem__(self, at: int, position: int) -> None:
+        self._progress[at] = -next(self._numbers)
 
 
 @contextlib.contextmanager

@@ -193,27 +193,15 @@ def row(floats):
 
 
 class Huge(Numbers):
-    """The third batch of two takes more than any machine has."""
+    """The third batch of two takes more than any machine has, and the fifth more than its worker may have."""
 
     def __getitem__(self, index):
-        return row(1 << 43 if index in (4, 5) else 5)
+        return row({2: 1 << 43, 4: 50_000_000}.get(index // 2, 100_000))
 
 
 class AsyncHuge(Huge):
     async def __getitem__(self, index):
         return super().__getitem__(index)
-
-
-@pytest.mark.parametrize(("dataset", "workers"), [(Huge, 1), (AsyncHuge, 0), (AsyncHuge, 1)])
-def test_a_batch_that_no_memory_can_hold_fails_in_its_place_before_it_is_made(dataset, workers):
-    with DataLoader(dataset(10), batch_size=2, num_workers=workers) as loader:
-        got = outcomes(loader)
-        error = got.pop(2)
-        assert got == [10] * 4
-        assert isinstance(error, BatchTooLarge)
-        assert str(error).startswith("batch 2 takes 70368.74 GB, and ")
-        assert "Use a smaller batch_size" in str(error)
-        assert loader.stats().workers_lost == 0
 
 
 def little_memory(worker):
@@ -222,25 +210,25 @@ def little_memory(worker):
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (300 << 20), resource.RLIM_INFINITY))
 
 
-class Large(Numbers):
-    """The third batch of two takes more address space than its worker may have."""
-
-    def __getitem__(self, index):
-        return row(50_000_000 if index in (4, 5) else 100_000)
-
-
-def copied(samples):
-    return torch.from_numpy(np.concatenate([sample.numpy() for sample in samples]))
-
-
-@pytest.mark.parametrize(("collate", "kind"), [(None, BatchTooLarge), (copied, MemoryError)])
-def test_memory_that_a_worker_cannot_have_is_an_error_in_the_batchs_place(collate, kind):
-    with DataLoader(Large(10), batch_size=2, num_workers=1, worker_init_fn=little_memory, collate_fn=collate) as loader:
+@pytest.mark.parametrize("dataset", [Huge(12), AsyncHuge(12)])
+def test_a_batch_that_no_memory_can_hold_fails_in_its_place(dataset):
+    with DataLoader(dataset, batch_size=2, num_workers=1, worker_init_fn=little_memory) as loader:
         got = outcomes(loader)
-        error = got.pop(2)
+        its_workers, anybodys = got.pop(4), got.pop(2)
         assert got == [200_000] * 4
-        assert isinstance(error, kind)
+        assert isinstance(anybodys, BatchTooLarge)
+        assert str(anybodys).startswith("batch 2 takes 70368.74 GB, and ")
+        assert "Use a smaller batch_size" in str(anybodys)
+        assert isinstance(its_workers, BatchTooLarge)
+        assert str(its_workers).startswith("400 MB of shared memory could not be had for a batch (")
         assert loader.stats().workers_lost == 0
+
+
+def test_a_batch_that_no_memory_can_hold_fails_in_its_place_without_workers():
+    with DataLoader(AsyncHuge(8), batch_size=2) as loader:
+        got = outcomes(loader)
+        assert isinstance(got.pop(2), BatchTooLarge)
+        assert got == [200_000] * 3
 
 
 # -- what processes really take ----------------------------------------------------------------------------------------

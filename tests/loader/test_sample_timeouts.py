@@ -129,10 +129,8 @@ class StuckOnce(Numbers):
 
 
 # Until the tickets of lost workers are given again, their batches fail.
-replaced = pytest.mark.xfail(strict=True, reason="the tickets of lost workers are not given again")
 
 
-@replaced
 @pytest.mark.slow
 def test_a_worker_that_is_stuck_is_replaced_and_the_sample_tried_again(tmp_path):
     loader = DataLoader(StuckOnce(24, tmp_path), batch_size=2, num_workers=2, sample_timeout=0.3)
@@ -145,7 +143,6 @@ def test_a_worker_that_is_stuck_is_replaced_and_the_sample_tried_again(tmp_path)
     assert any("does not answer: it is stopped" in text for text in texts)
 
 
-@replaced
 @pytest.mark.slow
 @pytest.mark.asyncio
 @pytest.mark.filterwarnings("ignore::aloader.WorkerWarning")
@@ -166,7 +163,6 @@ async def test_a_sample_that_is_stuck_again_fails_in_its_place():
     assert "time.sleep(60)" in error.stack
 
 
-@replaced
 @pytest.mark.slow
 def test_a_worker_that_is_late_can_be_restarted_by_hand(tmp_path):
     loader = DataLoader(StuckOnce(12, tmp_path), batch_size=2, num_workers=2, timeout=0.3)

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from aloader import options
+from aloader.channel.marks import Resume
 from aloader.errors import SampleTimeout
 from aloader.testing.simloop import simulate
 from aloader.worker.fetch import Failed, Fetcher
+from aloader.worker.marks import Marker
+from aloader.worker.stream import Stream
 from aloader.worker.tasks import place_of
 
 
@@ -192,3 +195,25 @@ def test_time_in_which_the_loop_stood_still_is_not_counted() -> None:
         assert loop.time() >= began + 60
 
     simulate(main)
+
+
+class Positions(list[int]):
+    """A page's progress, which remembers."""
+
+    def __setitem__(self, at: Any, position: Any) -> None:
+        self.append(position)
+
+
+def test_what_is_read_and_dropped_under_one_ticket_is_seen_to_move() -> None:
+    resume, positions = Resume(None, low=3), Positions()
+    stream = Stream(range(100), False, Marker(range(100)), resume=resume)
+    assert stream.take(1, positions) == [3]
+    assert positions == [0, -2, -3, -4, 0]
+
+    async def main() -> list[int]:
+        noted: list[int] = []
+        stream = Stream(range(100), False, Marker(range(100)), resume=resume)
+        assert await stream.take_async(1, noted.append) == [3]
+        return noted
+
+    assert simulate(main) == [0, -2, -3, -4, 0]
