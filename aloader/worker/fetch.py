@@ -90,7 +90,7 @@ def fetch_inline(
     stands in the place of those that failed is among them.
     """
     if losses is not None:
-        return fetch_carefully(dataset, losses, partial(progress.__setitem__, 0), seeding)
+        return fetch_carefully(dataset, losses, progress, seeding)
     progress[0] = -1
     try:
         if not batched:

@@ -128,9 +128,6 @@ class StuckOnce(Numbers):
         return index
 
 
-# Until the tickets of lost workers are given again, their batches fail.
-
-
 @pytest.mark.slow
 def test_a_worker_that_is_stuck_is_replaced_and_the_sample_tried_again(tmp_path):
     loader = DataLoader(StuckOnce(24, tmp_path), batch_size=2, num_workers=2, sample_timeout=0.3)
