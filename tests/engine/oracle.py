@@ -60,7 +60,7 @@ class Fate:
     excess: int = 0  # bytes by which its batch was larger than reserved
     ahead: bool = False  # it was allowed to exceed the limit
     outcome: Deliver | Raise | None = None
-    deaths: list[int | None] = field(default_factory=list)  # where workers died at it
+    deaths: list[int | str | None] = field(default_factory=list)  # where workers died at it, or "somewhere"
     stuck_at: int | None = None
     without: tuple[tuple[int, object], ...] = ()
 
@@ -346,7 +346,7 @@ class Oracle:
         guilty = event.certain and blamed is not None and self._is_guilty(blamed, event)
         if not event.certain:
             for fate in held:
-                fate.deaths.append(None)
+                fate.deaths.append("somewhere")
         if guilty and blamed is not None:
             self.charged = max(-1, self.charged - (2 if event.stuck else len(blamed.deaths)))
             if self.config.tolerant and event.place is not None:
@@ -372,8 +372,8 @@ class Oracle:
         if event.stuck:
             before, fate.stuck_at = fate.stuck_at, event.place
             return before is not None and before == event.place
-        there = [place for place in fate.deaths if place is None or place == event.place]
-        guilty = fate.alone and len(there) > 1
+        known = [place for place in fate.deaths if place is None or place == event.place]
+        guilty = fate.alone and len(known) > 0 and len(known) + fate.deaths.count("somewhere") > 1
         fate.deaths.append(event.place)
         return guilty
 
@@ -504,7 +504,8 @@ class Oracle:
             assert self.closed or not self._wants_another_soon(slot), "nobody was told to prepare"
             own = min((fate for fate in self.those("queued") if fate.home == slot), key=lambda f: f.seq, default=None)
             if own is not None and slot in self.takers() and not self.held_by(slot):
-                assert not (self.worn(slot) or (own.alone and place.served)), "it waits for another process"
+                assert not self.worn(slot), "it waits for another process"
+                assert not (own.alone and place.served), "it waits for another process"
         for fate in self.those("held"):
             assert fate.asked is None or fate.asked > fate.reserved, "what it asks for it has"
 

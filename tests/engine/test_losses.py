@@ -52,8 +52,8 @@ def judged(story: Story) -> bool:
     deaths = [end for end in before if end not in (ELSEWHERE, WITH_OTHERS)]
     if last in (UNCERTAIN, ELSEWHERE, WITH_OTHERS) or len(deaths) < 2:
         return False
-    anywhere = [end for end in deaths if end in (COLLATING, UNCERTAIN)]
-    return len(anywhere) + (0 if last is COLLATING else deaths.count(last)) >= 2
+    known = deaths.count(COLLATING) + (0 if last is COLLATING else deaths.count(last))
+    return known > 0 and known + deaths.count(UNCERTAIN) >= 2
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
@@ -98,6 +98,12 @@ def test_kills_at_random_condemn_nobody(seed):
         if chance.random() < 0.7:
             del slot.held[running]
             slot.held[seq] = Ticket(seq, None, slot.lane)
+
+
+def test_who_was_one_of_many_is_no_culprit_when_he_is_killed_alone_for_the_first_time():
+    losses, slot = Losses(0, tolerant=False), held(7)
+    assert not any(losses.condemned(slot, lost(end)) for end in (UNCERTAIN, UNCERTAIN, 4, 5))
+    assert losses.condemned(slot, lost(4)) is slot.held[7]
 
 
 def test_stuck_twice_at_one_sample_is_its_fault_and_elsewhere_is_another_matter():
