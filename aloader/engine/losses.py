@@ -59,7 +59,8 @@ class Losses:
             return None
         # Its workers' deaths are explained, this one included, which will be charged next.
         self._charged = max(-1, self._charged - (2 if event.stuck else len(blamed.deaths)))
-        if not self._tolerant or event.place is None:
+        left_out = [place for place, _ in blamed.without]
+        if not self._tolerant or event.place is None or event.place in left_out:  # what is to fill its place kills, too
             return blamed
         blamed.without += ((event.place, event.error),)
         blamed.deaths, blamed.stuck_at, blamed.alone = (), None, False

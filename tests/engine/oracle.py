@@ -349,7 +349,7 @@ class Oracle:
                 fate.deaths.append("somewhere")
         if guilty and blamed is not None:
             self.charged = max(-1, self.charged - (2 if event.stuck else len(blamed.deaths)))
-            if self.config.tolerant and event.place is not None:
+            if self.config.tolerant and event.place not in (None, *dict(blamed.without)):
                 blamed.without += ((event.place, event.error),)
                 blamed.deaths, blamed.stuck_at, guilty = [], None, False
         again = self._may_restart(event)

@@ -127,8 +127,14 @@ def test_where_a_batch_can_do_without_a_sample_its_ticket_goes_on_without_it():
     ticket = slot.held[7]
     assert ticket.without == ((4, "died at 4"), (2, "died at 2"))
     assert (ticket.deaths, ticket.alone) == ((), False)
+    assert not any(losses.condemned(slot, lost(4)) for _ in range(2))
+    assert losses.condemned(slot, lost(4)) is ticket, "what fills its place is no better"
+
+
+def test_what_is_no_samples_fault_cannot_be_left_out():
+    losses, slot = Losses(9, tolerant=True), held(7)
     assert not any(losses.condemned(slot, lost(COLLATING)) for _ in range(2))
-    assert losses.condemned(slot, lost(COLLATING)) is ticket, "no sample was at work: there is nothing to leave out"
+    assert losses.condemned(slot, lost(COLLATING)) is slot.held[7]
 
 
 # -- how many are replaced ---------------------------------------------------------------------------------------------

@@ -78,6 +78,8 @@ class Fate:
 class Mortal(Numbers):
     """Sample i is i."""
 
+    restartable = True
+
     def __init__(self, fate: Fate, n: int = 24) -> None:
         super().__init__(n)
         self.fate = fate
@@ -159,6 +161,7 @@ def restarts() -> Iterator[list[str]]:
     texts: list[str] = []
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", "This DataLoader will create")
         yield texts
     assert {warning.category for warning in seen} <= {WorkerWarning}, [str(warning.message) for warning in seen]
     texts += [str(warning.message) for warning in seen]
