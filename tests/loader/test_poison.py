@@ -59,10 +59,13 @@ def test_also_in_threads(pool, tmp_path):
 
 
 def test_two_of_them_take_nothing_from_the_restarts_of_others(pool, tmp_path):
-    fate = Fate(tmp_path / "fate", always=(5, 18), once=(0, 10, 23))
-    places, told = poisoned(Mortal(fate), pool)
-    assert places == {2: 5, 9: 18}
-    assert told == 9
+    fate = Fate(tmp_path / "fate", always=(1, 22), once=(23,))
+    with DataLoader(Mortal(fate), 1, num_workers=2, pool=pool, max_worker_restarts=3) as loader, restarts() as told:
+        got = run(loader)
+    assert [one.sample if isinstance(one, WorkerLost) else one for one in got] == [
+        index if index in (1, 22) else [index] for index in range(N)
+    ]
+    assert len(told) == 7
 
 
 def test_two_in_one_batch_are_one_error(pool, tmp_path):
