@@ -1,0 +1,184 @@
+"""What must come out of a scenario, and whether it did. Knows nothing of loaders, processes or clocks.
+
+`Expected` is worked out from the scenario alone; only an order that somebody shuffles, and numbers that somebody draws,
+are taken from a run of the same loader that nobody disturbs (`expected_of`'s `order` and `drawn`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aloader.errors import WorkerLost
+
+from .data import Corrupt, Field, content
+from .scenario import Scenario
+
+Row = Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """One epoch. `batches` are indices in their order; `corrupt` those of samples that raise in their batch's place."""
+
+    batches: tuple[tuple[int, ...], ...]
+    checksums: Mapping[int, int]
+    in_order: bool = True
+    corrupt: frozenset[int] = frozenset()
+    drawn: Mapping[int, float] | None = None  # None: nobody knows what is drawn
+    shares: bool = False  # each worker has a share of an iterable dataset, which is lost with it
+
+
+def expected_of(scenario: Scenario, order: Sequence[int], drawn: Mapping[int, float] | None = None) -> Expected:
+    """What an epoch of a scenario gives, of samples in this order."""
+    batches = _of_shares(scenario) if scenario.kind == "stream" else tuple(_cut(scenario, order))
+    checksums = {i: zlib.crc32(content(i, scenario.size_of(i))) for i in range(scenario.samples)}
+    corrupt, stream = frozenset(scenario.corrupt), scenario.kind == "stream"
+    return Expected(batches, checksums, scenario.in_order, corrupt, drawn, stream)
+
+
+def _cut(scenario: Scenario, order: Sequence[int]) -> list[tuple[int, ...]]:
+    size = scenario.batch_size
+    cut = [tuple(order[at : at + size]) for at in range(0, len(order), size)]
+    return cut[:-1] if cut and len(cut[-1]) < size and scenario.arguments["drop_last"] else cut
+
+
+def _of_shares(scenario: Scenario) -> tuple[tuple[int, ...], ...]:
+    """Each worker's batches in turn; who has come to an end is passed over."""
+    workers = max(1, scenario.workers)
+    shares = [_cut(scenario, range(worker, scenario.samples, workers)) for worker in range(workers)]
+    turns = max(map(len, shares))
+    return tuple(share[turn] for turn in range(turns) for share in shares if turn < len(share))
+
+
+@dataclass(slots=True)
+class Tally:
+    """What an oracle has seen."""
+
+    batches: int = 0
+    samples: int = 0
+    nbytes: int = 0
+    lost: int = 0
+    store_faults: Counter[int] = field(default_factory=Counter)  # by the worker's process: the latest it said
+
+
+class EpochOracle:
+    """Sees what one epoch gives, and complains. Every complaint is a sentence."""
+
+    def __init__(self, expected: Expected, tally: Tally | None = None) -> None:
+        self.expected = expected
+        self.tally = tally or Tally()
+        self.complaints: list[str] = []
+        self.lost = 0
+        self._place = 0
+        self._left = Counter(expected.batches)
+        self._failures = [batch for batch in expected.batches if expected.corrupt.intersection(batch)]
+
+    def got(self, rows: Sequence[Row]) -> None:
+        """A batch has come."""
+        indices = tuple(row[Field.INDEX] for row in rows)
+        self.tally.batches += 1
+        self._arrived(indices)
+        for row in rows:
+            self._check(row)
+
+    def failed(self, error: BaseException) -> None:
+        """An error has come in a batch's place."""
+        if isinstance(error, WorkerLost):
+            self.lost += 1
+            self.tally.lost += 1
+            self._place += 1
+        elif isinstance(error, Corrupt):
+            self._corrupt()
+        else:
+            self._place += 1
+            self.complaints.append(f"{type(error).__name__} in the place of batch {self._place - 1}: {error}")
+
+    def ended(self) -> None:
+        """The epoch is over."""
+        missing = sum(self._left.values())
+        if (missing > self.lost and not (self.expected.shares and self.lost)) or missing < 0:
+            some = ", ".join(_short(batch) for batch in list(+self._left)[:3])
+            self.complaints.append(f"the epoch ended {missing} batches short, of which {self.lost} with WorkerLost: {some}")
+
+    def broken_off(self) -> None:
+        """The consumer has left the epoch."""
+
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _arrived(self, indices: tuple[int, ...]) -> None:
+        place, self._place = self._place, self._place + 1
+        if self._left[indices] < 1:
+            known = "again" if indices in self._left else "which is none of the epoch's"
+            self.complaints.append(f"at place {place} came batch {_short(indices)} {known}")
+            return
+        self._left[indices] -= 1
+        loosely = self.expected.shares and self.lost
+        if self.expected.in_order and not loosely and self.expected.batches[place] != indices:
+            wanted = _short(self.expected.batches[place])
+            self.complaints.append(f"at place {place} came batch {_short(indices)}, not {wanted}")
+        if self.expected.corrupt.intersection(indices):
+            self.complaints.append(f"batch {_short(indices)} has a sample that raises, and came")
+
+    def _corrupt(self) -> None:
+        place, self._place = self._place, self._place + 1
+        if not self._failures:
+            self.complaints.append(f"one batch too many failed, at place {place}")
+            return
+        batch = self._failures.pop(0)
+        self._left[batch] -= 1
+        if self.expected.in_order and self.expected.batches[place] != batch:
+            self.complaints.append(f"batch {_short(batch)} with its corrupt sample failed at place {place}")
+
+    def _check(self, row: Row) -> None:
+        index, data, drawn = row[Field.INDEX], row[Field.DATA], row[Field.DRAWN]
+        self.tally.samples += 1
+        self.tally.nbytes += len(data)
+        self.tally.store_faults[row[Field.PROCESS]] = row[Field.FAULTS]
+        if not zlib.crc32(data) == row[Field.CHECKSUM] == self.expected.checksums.get(index):
+            self.complaints.append(f"the bytes of sample {index} are not what they should be")
+        if self.expected.drawn is not None and self.expected.drawn[index] != drawn:
+            self.complaints.append(f"sample {index} drew {drawn}, undisturbed it is {self.expected.drawn[index]}")
+
+
+class Kept:
+    """Batches that a consumer keeps: their bytes must be the same whenever somebody looks."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: list[tuple[Any, list[tuple[int, int]]]] = []
+        self.nbytes = 0
+
+    def keep(self, batch: Any, rows: Sequence[Row]) -> None:
+        """Keep it, and let the oldest go when there are too many."""
+        self._kept.append((rows, [(row[Field.INDEX], zlib.crc32(row[Field.DATA])) for row in rows]))
+        del self._kept[: -self._most]
+
+    def changed(self) -> list[str]:
+        """Look again at all of them."""
+        complaints = []
+        for rows, checksums in self._kept:
+            for row, (index, checksum) in zip(rows, checksums, strict=True):
+                self.nbytes += len(row[Field.DATA])
+                if zlib.crc32(row[Field.DATA]) != checksum:
+                    complaints.append(f"the bytes of sample {index} have changed while its batch was kept")
+        return complaints
+
+
+def losses(lost: int, kills: int, restarts: int, blamed_after: int = 2) -> str | None:
+    """Whether so many batches may have failed with `WorkerLost`, after so many workers were killed in the epoch.
+
+    None if they may: the loader had used up its restarts, or one batch's worker was killed so often that the batch
+    itself was to blame, as far as anybody could know.
+    """
+    if not lost or kills > restarts or kills > blamed_after:
+        return None
+    return f"{lost} batches failed with WorkerLost, with {kills} workers killed and {restarts} restarts allowed"
+
+
+def _short(indices: Sequence[int]) -> str:
+    shown = ", ".join(map(str, indices[:4]))
+    return f"[{shown}, … {len(indices)} in all]" if len(indices) > 4 else f"[{shown}]"
