@@ -1,4 +1,5 @@
-"""Consumers: they iterate a scenario's loader, with `for` or `async for`, in its habit, and tell a watch what they see."""
+"""Consumers: they iterate a scenario's loader, with `for` or `async for`, in its habit, and tell a watch what they
+see."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from .oracle import EpochOracle, Expected, Kept, Tally
 from .scenario import Scenario
 
 
-class Thrown(Exception):  # noqa: N818
+class Thrown(Exception):
     """What a consumer throws in the midst of an epoch."""
 
 
@@ -133,12 +134,13 @@ async def awaiting(loader: Any, watch: Watch) -> None:
 
 async def _epoch(loader: Any, watch: Watch) -> None:
     pauses = cycle(watch.scenario.pauses)
+    impatient = watch.scenario.habit == "cancels"
     watch.iterator = batches = aiter(loader)
     goes_on = True
     while goes_on:
         since = time.perf_counter()
         try:
-            batch = await (_impatiently(batches, pauses, watch) if watch.scenario.habit == "cancels" else anext(batches))
+            batch = await (_impatiently(batches, pauses, watch) if impatient else anext(batches))
         except StopAsyncIteration:
             watch.ended()
             break
@@ -147,7 +149,7 @@ async def _epoch(loader: Any, watch: Watch) -> None:
         else:
             goes_on = watch.got(batch, since)
             del batch
-        if watch.scenario.habit != "cancels":
+        if not impatient:
             await asyncio.sleep(next(pauses))  # sleep: what it does with a batch
     watch.iterator = None
 

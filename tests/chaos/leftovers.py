@@ -73,9 +73,11 @@ class Inventory:
         found.update(f"file /dev/shm/{name}" for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-"))
         return found
 
-    def left(self, before: Counter[str], nudge: Callable[[], object] = lambda: None) -> list[str]:
+    def left(
+        self, before: Counter[str], nudge: Callable[[], object] = lambda: None, grace: float = GRACE
+    ) -> list[str]:
         """What there is more than before, when it has had time to go."""
-        deadline = time.monotonic() + GRACE
+        deadline = time.monotonic() + grace
         while (more := _more(before, self.take())) and time.monotonic() < deadline:
             nudge()
             gc.collect()

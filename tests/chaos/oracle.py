@@ -100,12 +100,10 @@ class EpochOracle:
     def ended(self) -> None:
         """The epoch is over."""
         missing = sum(self._left.values())
-        if (missing > self.lost and not (self.expected.shares and self.lost)) or missing < 0:
+        if missing > self.lost and not (self.expected.shares and self.lost):
             some = ", ".join(_short(batch) for batch in list(+self._left)[:3])
-            self.complaints.append(f"the epoch ended {missing} batches short, of which {self.lost} with WorkerLost: {some}")
-
-    def broken_off(self) -> None:
-        """The consumer has left the epoch."""
+            lost = f"{self.lost} of them lost with WorkerLost"
+            self.complaints.append(f"the epoch ended {missing} batches short, {lost}: {some}")
 
     # ---------------------------------------------------------------------------------------------------------------
 
@@ -116,9 +114,9 @@ class EpochOracle:
             self.complaints.append(f"at place {place} came batch {_short(indices)} {known}")
             return
         self._left[indices] -= 1
-        loosely = self.expected.shares and self.lost
-        if self.expected.in_order and not loosely and self.expected.batches[place] != indices:
-            wanted = _short(self.expected.batches[place])
+        strictly = self.expected.in_order and not (self.expected.shares and self.lost)
+        if strictly and self.expected.batches[place : place + 1] != (indices,):
+            wanted = ", ".join(map(_short, self.expected.batches[place : place + 1])) or "the end"
             self.complaints.append(f"at place {place} came batch {_short(indices)}, not {wanted}")
         if self.expected.corrupt.intersection(indices):
             self.complaints.append(f"batch {_short(indices)} has a sample that raises, and came")

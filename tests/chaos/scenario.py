@@ -1,4 +1,4 @@
-"""What happens in one scenario, as a function of its seed: data, arguments, consumer, and what is done to the processes.
+"""What happens in one scenario, as a function of its seed: data, arguments, consumer, what is done to the processes.
 
 Pure: no clock, no process, no torch. Whatever is drawn is drawn here, in one order, so that a seed is all that it takes
 to do the same again; only when a signal arrives in the life of a process is left to the machine.
@@ -144,6 +144,7 @@ def scenario(seed: int) -> Scenario:
     arguments = _arguments(random, kind, workers, batch_size)
     corrupt = _corrupt(random, samples) if kind != "stream" and random.random() < 0.2 else ()
     habit = "fast" if habit == "cancels" and not awaits else habit
+    struck, persistent = bool(workers) and parent is None, bool(arguments["persistent_workers"])
     every, work = max(1, batch_size // 2), _work(random, batches, workers, epochs)
     return Scenario(
         seed=seed,
@@ -165,7 +166,7 @@ def scenario(seed: int) -> Scenario:
         pauses=_pauses(random, habit, batches * epochs),
         arguments=arguments,
         corrupt=corrupt,
-        strikes=() if parent or not workers else _strikes(random, epochs, batches, bool(arguments["persistent_workers"])),
+        strikes=_strikes(random, epochs, batches, persistent) if struck else (),
         parent=parent,
     )
 
