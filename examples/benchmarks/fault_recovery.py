@@ -157,7 +157,7 @@ def throughput(count: int, every: float) -> str:
     kills = len(killer.moments)
     between = disturbed / max(1, kills) * 1e3
     return (
-        f"{count:,} batches in order with the right bytes, while {kills} workers were killed, one every {between:.0f} ms: "
+        f"{count:,} batches in order with the right bytes, {kills} workers killed, one every {between:.0f} ms: "
         f"{count / disturbed:,.0f} batches/s, {undisturbed / disturbed:.0%} of the {count / undisturbed:,.0f} without"
     )
 

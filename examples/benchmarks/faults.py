@@ -24,16 +24,18 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import fault_contenders as contenders
 import harness
@@ -59,6 +61,7 @@ class Outcome:
     events: list[dict[str, Any]] = field(default_factory=list)
     hangs: bool = False
     ends: bool = True  # the program, by itself
+    died: str = ""  # of what, where that was raised outside of what asks for batches
     left: list[str] = field(default_factory=list)
 
     @property
@@ -97,28 +100,37 @@ def run(case: str, loader: str) -> Outcome:
         outcome.installed = False
         return outcome
     token, shared = uuid.uuid4().hex, _shared()
-    command = [sys.executable, contenders.__file__, case, loader]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        stdin=subprocess.DEVNULL,
-        env=os.environ | {TOKEN: token},
-        start_new_session=True,
-    )
-    try:
-        _listen(process, outcome)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0 if outcome.hangs else TO_END)
-        outcome.ends = process.poll() is not None
-    finally:
-        process.kill()
-        process.wait()
+    with tempfile.TemporaryFile("w+") as complaints:
+        _watch(_begin(case, loader, token, complaints), outcome, complaints)
     outcome.left = _left(token, shared)
     for pid in _marked(token):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return outcome
+
+
+def _begin(case: str, loader: str, token: str, complaints: IO[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, contenders.__file__, case, loader],
+        stdout=subprocess.PIPE,
+        stderr=complaints,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | {TOKEN: token},
+        start_new_session=True,
+    )
+
+
+def _watch(process: subprocess.Popen[bytes], outcome: Outcome, complaints: IO[str]) -> None:
+    """Until it has ended, or was killed because it does not."""
+    try:
+        _listen(process, outcome)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0 if outcome.hangs else TO_END)
+        outcome.ends = process.poll() is not None
+        outcome.died = _last_words(complaints) if process.poll() and not outcome.hangs else ""
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _listen(process: subprocess.Popen[bytes], outcome: Outcome) -> None:
@@ -136,6 +148,13 @@ def _listen(process: subprocess.Popen[bytes], outcome: Outcome) -> None:
             if outcome.events and outcome.events[-1]["event"] == "end":
                 return
     outcome.hangs = True
+
+
+def _last_words(complaints: IO[str]) -> str:
+    """The last line of a traceback."""
+    complaints.seek(0)
+    lines = [line for line in complaints.read().splitlines() if re.match(r"\w+(\.\w+)*: ", line)]
+    return lines[-1] if lines else "nothing that it said"
 
 
 def _left(token: str, shared: set[str]) -> list[str]:
@@ -189,6 +208,9 @@ def _what_came(outcome: Outcome, quote: bool) -> str:
     if outcome.hangs:
         told = f" after {_named(outcome.errors[0], quote)}" if outcome.errors else ""
         return f"**hangs**{told} (no word for {SILENCE:.0f} s)"
+    if outcome.died:
+        died = f"`{outcome.died[:90]}`" if quote else outcome.died[:90]
+        return f"**the program dies** of {died}, raised by a signal handler wherever it was"
     if not outcome.errors:
         return f"goes on after {outcome.longest:.2f} s" if outcome.lost() == 0 else "ends, **without an error**"
     count = len(outcome.errors)
