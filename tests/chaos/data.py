@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import signal
 import time
 import zlib
 from collections.abc import Iterator
@@ -64,6 +65,8 @@ class Samples:
         """The sample of an index; raises if it is a corrupt one."""
         if index in self.scenario.corrupt:
             raise Corrupt(f"sample {index} is corrupt")
+        if index in self.scenario.poison:
+            os.kill(os.getpid(), signal.SIGKILL)
         data = content(index, self.scenario.size_of(index)) if data is None else data
         return index, data, zlib.crc32(data), drawn, faults, os.getpid()
 

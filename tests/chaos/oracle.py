@@ -22,12 +22,15 @@ Row = Sequence[Any]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One epoch. `batches` are indices in their order; `corrupt` those of samples that raise in their batch's place."""
+    """One epoch. `batches` are indices in their order; `corrupt` are those of samples that raise, `poison` of those that
+    kill their worker; `on_error` says what comes in their place."""
 
     batches: tuple[tuple[int, ...], ...]
     checksums: Mapping[int, int]
     in_order: bool = True
     corrupt: frozenset[int] = frozenset()
+    poison: frozenset[int] = frozenset()
+    on_error: str = "raise"
     drawn: Mapping[int, float] | None = None  # None: nobody knows what is drawn
     shares: bool = False  # each worker has a share of an iterable dataset, which is lost with it
 
@@ -36,8 +39,8 @@ def expected_of(scenario: Scenario, order: Sequence[int], drawn: Mapping[int, fl
     """What an epoch of a scenario gives, of samples in this order."""
     batches = _of_shares(scenario) if scenario.kind == "stream" else tuple(_cut(scenario, order))
     checksums = {i: zlib.crc32(content(i, scenario.size_of(i))) for i in range(scenario.samples)}
-    corrupt, stream = frozenset(scenario.corrupt), scenario.kind == "stream"
-    return Expected(batches, checksums, scenario.in_order, corrupt, drawn, stream)
+    bad = frozenset(scenario.corrupt), frozenset(scenario.poison)
+    return Expected(batches, checksums, scenario.in_order, *bad, scenario.on_error, drawn, scenario.kind == "stream")
 
 
 def _cut(scenario: Scenario, order: Sequence[int]) -> list[tuple[int, ...]]:
@@ -74,8 +77,11 @@ class EpochOracle:
         self.complaints: list[str] = []
         self.lost = 0
         self._place = 0
-        self._left = Counter(expected.batches)
-        self._failures = [batch for batch in expected.batches if expected.corrupt.intersection(batch)]
+        self._batches = [self._as_it_comes(batch) for batch in expected.batches]
+        self._left = Counter(self._batches)
+        raising = expected.on_error == "raise"
+        self._corrupt = [batch for batch in expected.batches if raising and expected.corrupt.intersection(batch)]
+        self._poison = [batch for batch in expected.batches if raising and expected.poison.intersection(batch)]
 
     def got(self, rows: Sequence[Row]) -> None:
         """A batch has come."""
@@ -87,13 +93,14 @@ class EpochOracle:
 
     def failed(self, error: BaseException) -> None:
         """An error has come in a batch's place."""
-        if isinstance(error, WorkerLost):
+        if isinstance(error, WorkerLost) and not self._fails(self._poison):
             self.lost += 1
             self.tally.lost += 1
             self._place += 1
-        elif isinstance(error, Corrupt):
-            self._corrupt()
-        else:
+        elif isinstance(error, Corrupt) and not self._fails(self._corrupt):
+            self._place += 1
+            self.complaints.append(f"a batch failed at place {self._place - 1} that has no corrupt sample: {error}")
+        elif not isinstance(error, WorkerLost | Corrupt):
             self._place += 1
             self.complaints.append(f"{type(error).__name__} in the place of batch {self._place - 1}: {error}")
 
@@ -107,29 +114,54 @@ class EpochOracle:
 
     # ---------------------------------------------------------------------------------------------------------------
 
+    def _as_it_comes(self, batch: tuple[int, ...]) -> tuple[int, ...]:
+        """Without the samples that are dropped; those in whose place another one comes are -1."""
+        bad = self.expected.corrupt | self.expected.poison
+        if self.expected.on_error == "drop":
+            return tuple(index for index in batch if index not in bad)
+        if self.expected.on_error == "skip":
+            return tuple(-1 if index in bad else index for index in batch)
+        return batch
+
     def _arrived(self, indices: tuple[int, ...]) -> None:
         place, self._place = self._place, self._place + 1
-        if self._left[indices] < 1:
-            known = "again" if indices in self._left else "which is none of the epoch's"
-            self.complaints.append(f"at place {place} came batch {_short(indices)} {known}")
+        known = self._recognized(indices)
+        if self._left[known] < 1:
+            which = "again" if known in self._left else "which is none of the epoch's"
+            self.complaints.append(f"at place {place} came batch {_short(indices)} {which}")
             return
-        self._left[indices] -= 1
+        self._left[known] -= 1
         strictly = self.expected.in_order and not (self.expected.shares and self.lost)
-        if strictly and self.expected.batches[place : place + 1] != (indices,):
-            wanted = ", ".join(map(_short, self.expected.batches[place : place + 1])) or "the end"
+        if strictly and self._batches[place : place + 1] != [known]:
+            wanted = ", ".join(map(_short, self._batches[place : place + 1])) or "the end"
             self.complaints.append(f"at place {place} came batch {_short(indices)}, not {wanted}")
-        if self.expected.corrupt.intersection(indices):
-            self.complaints.append(f"batch {_short(indices)} has a sample that raises, and came")
+        if (self.expected.corrupt | self.expected.poison).intersection(indices):
+            self.complaints.append(f"batch {_short(indices)} came, with a sample that fails")
 
-    def _corrupt(self) -> None:
-        place, self._place = self._place, self._place + 1
-        if not self._failures:
-            self.complaints.append(f"one batch too many failed, at place {place}")
-            return
-        batch = self._failures.pop(0)
+    def _recognized(self, indices: tuple[int, ...]) -> tuple[int, ...]:
+        """With -1 where one sample stands in for another of its batch."""
+        if self.expected.on_error != "skip" or indices in self._left:
+            return indices
+        for batch in self._left:
+            pairs = list(zip(batch, indices, strict=False))
+            if len(batch) == len(indices) and all(wanted in (-1, index) for wanted, index in pairs):
+                stand_ins = {index for wanted, index in pairs if wanted == -1}
+                return batch if stand_ins <= set(batch) else indices
+        return indices
+
+    def _fails(self, failing: list[tuple[int, ...]]) -> bool:
+        """Whether a batch that has to fail so has its turn; where there is no order, any one of them."""
+        place = self._place
+        here = self._batches[place] if self.expected.in_order and place < len(self._batches) else None
+        batch = here if here is not None else next(iter(failing), None)
+        if batch not in failing:
+            return False
+        for others in (self._corrupt, self._poison):  # a batch with both fails once
+            if batch in others:
+                others.remove(batch)
         self._left[batch] -= 1
-        if self.expected.in_order and self.expected.batches[place] != batch:
-            self.complaints.append(f"batch {_short(batch)} with its corrupt sample failed at place {place}")
+        self._place += 1
+        return True
 
     def _check(self, row: Row) -> None:
         index, data, drawn = row[Field.INDEX], row[Field.DATA], row[Field.DRAWN]

@@ -19,7 +19,7 @@ from typing import Any
 
 import uvloop
 
-from aloader import DataLoader, WorkerLost, WorkerPool, WorkerWarning
+from aloader import DataLoader, SampleWarning, WorkerLost, WorkerPool, WorkerWarning
 
 from .consumer import Thrown, Watch, awaiting, blocking, wait_after
 from .data import Corrupt, Field, arguments, dataset, listed, rows
@@ -145,6 +145,8 @@ def draws_known(scenario: Scenario, epoch: int) -> bool:
     """Whether what samples draw at random does not depend on timing."""
     if scenario.loader_seed is not None:
         return True
+    if scenario.poison or scenario.on_error != "raise":
+        return False  # what was tried again, or in another's place, has drawn more
     if scenario.kind in ("async", "store"):
         return True
     ordinary = scenario.kind in ("plain", "together", "stream") and scenario.workers > 0
@@ -224,7 +226,7 @@ def _quiet(complaints: list[str]) -> Iterator[None]:
             yield
             gc.collect()
         for warning in caught:
-            if not issubclass(warning.category, WorkerWarning):
+            if not issubclass(warning.category, WorkerWarning | SampleWarning):
                 complaints.append(f"{warning.category.__name__}: {warning.message}")
     finally:
         sys.unraisablehook, threading.excepthook = hooks

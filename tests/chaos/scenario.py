@@ -81,6 +81,7 @@ class Scenario:
     pauses: tuple[float, ...]  # what it does between batches, in turn
     arguments: dict[str, Any]
     corrupt: tuple[int, ...]  # indices of samples that raise
+    poison: tuple[int, ...]  # of samples that kill their worker
     strikes: tuple[Strike, ...]
     parent: ParentEnd | None
 
@@ -93,6 +94,11 @@ class Scenario:
     def in_order(self) -> bool:
         """Whether batches come in their order."""
         return bool(self.arguments.get("in_order", True))
+
+    @property
+    def on_error(self) -> str:
+        """What becomes of samples that fail."""
+        return str(self.arguments.get("on_error", "raise"))
 
     @property
     def loader_seed(self) -> int | None:
@@ -121,6 +127,7 @@ class Scenario:
             habit="fast",
             pauses=(0.0,),
             arguments={name: value for name, value in self.arguments.items() if name not in dropped},
+            poison=(),
             strikes=(),
             parent=None,
         )
@@ -142,7 +149,13 @@ def scenario(seed: int) -> Scenario:
     samples = batches * batch_size - (random.randrange(batch_size) if random.random() < 0.5 else 0)
     epochs = random.choice((1, 1, 2, 3))
     arguments = _arguments(random, kind, workers, batch_size)
-    corrupt = _corrupt(random, samples) if kind != "stream" and random.random() < 0.2 else ()
+    corrupt = _some(random, samples, 3) if kind != "stream" and random.random() < 0.25 else ()
+    poison = _some(random, samples, 1) if workers and kind != "stream" and random.random() < 0.1 and not parent else ()
+    if poison:
+        arguments["max_worker_restarts"] = PLENTY
+    if (corrupt or poison) and batch_size >= 5:  # so that something is left of each batch, also of the last
+        samples = batches * batch_size
+        arguments["on_error"] = random.choice(("raise", "skip", "drop"))
     habit = "fast" if habit == "cancels" and not awaits else habit
     struck, persistent = bool(workers) and parent is None, bool(arguments["persistent_workers"])
     every, work = max(1, batch_size // 2), _work(random, batches, workers, epochs)
@@ -166,6 +179,7 @@ def scenario(seed: int) -> Scenario:
         pauses=_pauses(random, habit, batches * epochs),
         arguments=arguments,
         corrupt=corrupt,
+        poison=poison,
         strikes=_strikes(random, epochs, batches, persistent) if struck else (),
         parent=parent,
     )
@@ -209,8 +223,8 @@ def _arguments(random: Random, kind: str, workers: int, batch_size: int) -> dict
     return chosen
 
 
-def _corrupt(random: Random, samples: int) -> tuple[int, ...]:
-    return tuple(sorted(random.sample(range(samples), min(samples, random.randint(1, 3)))))
+def _some(random: Random, samples: int, most: int) -> tuple[int, ...]:
+    return tuple(sorted(random.sample(range(samples), min(samples, random.randint(1, most)))))
 
 
 def _pauses(random: Random, habit: str, batches: int) -> tuple[float, ...]:

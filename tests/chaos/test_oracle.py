@@ -28,7 +28,8 @@ Rows = list[list[Any]]
 
 def chosen(**changed: Any) -> Scenario:
     """A scenario of 20 samples in 5 batches."""
-    given = {"kind": "plain", "samples": 20, "batch_size": 4, "nbytes": 100, "ragged": False, "corrupt": ()}
+    given = {"kind": "plain", "samples": 20, "batch_size": 4, "nbytes": 100, "ragged": False}
+    given |= {"corrupt": (), "poison": ()}
     arguments = {"drop_last": False, "in_order": changed.pop("in_order", True), "seed": None}
     return replace(scenario(0), **{**given, "arguments": arguments, **changed})
 
@@ -138,14 +139,55 @@ def test_a_corrupt_sample_fails_in_its_place_and_nowhere_else() -> None:
     assert complaints(1) == []
     assert "failed at place 2" in " ".join(complaints(2))
     assert "batches short" in complaints(-1)[-1]
-    assert "too many failed" in _failing_twice(scenario)
 
 
-def _failing_twice(scenario: Scenario) -> str:
-    oracle = EpochOracle(expected_of(scenario, range(20)))
+def test_no_more_fails_than_has_to() -> None:
+    oracle = EpochOracle(expected_of(chosen(corrupt=(6,), in_order=False), range(20)))
     oracle.failed(Corrupt("it is"))
+    assert oracle.complaints == []
     oracle.failed(Corrupt("so is another"))
-    return " ".join(oracle.complaints)
+    assert "no corrupt sample" in oracle.complaints[0]
+
+
+def test_a_poison_sample_costs_its_batch_and_no_other() -> None:
+    oracle = EpochOracle(expected_of(chosen(poison=(6,)), range(20)))
+    batches = honest(chosen())
+    oracle.got(batches[0])
+    oracle.failed(WorkerLost("of sample 6"))
+    for batch in batches[2:]:
+        oracle.got(batch)
+    oracle.ended()
+    assert (oracle.complaints, oracle.lost) == ([], 0)
+    oracle = EpochOracle(expected_of(chosen(poison=(6,)), range(20)))
+    oracle.got(batches[0])
+    oracle.got(batches[1])
+    assert "a sample that fails" in oracle.complaints[0]
+
+
+@pytest.mark.parametrize(
+    ("on_error", "second", "sound"),
+    [
+        ("drop", [4, 5, 7], True),
+        ("drop", [4, 5, 6, 7], False),
+        ("drop", [4, 5], False),
+        ("skip", [4, 5, 7, 7], True),
+        ("skip", [4, 5, 4, 7], True),
+        ("skip", [4, 5, 8, 7], False),
+        ("skip", [4, 5, 6, 7], False),
+        ("skip", [4, 5, 7], False),
+    ],
+)
+@pytest.mark.parametrize("bad", ["corrupt", "poison"])
+def test_samples_that_are_left_out(on_error: str, second: list[int], sound: bool, bad: str) -> None:
+    scenario = chosen(**{bad: (6,)})
+    scenario = replace(scenario, arguments={**scenario.arguments, "on_error": on_error})
+    oracle = EpochOracle(expected_of(scenario, range(20)))
+    batches, samples = honest(chosen()), dataset(chosen())
+    batches[1] = [list(samples.sample(index, 0.0)) for index in second]
+    for batch in batches:
+        oracle.got(batch)
+    oracle.ended()
+    assert (not oracle.complaints) == sound, oracle.complaints
 
 
 def test_a_lost_worker_costs_what_it_may_and_no_more() -> None:
