@@ -19,6 +19,9 @@ from typing import NamedTuple
 #: Seconds that things have to go.
 GRACE = 3.0
 
+#: Files in /dev/shm that aloader never makes: multiprocessing's semaphores and shared memory, of other programs.
+OTHERS = ("sem.mp-", "psm_")
+
 
 class Process(NamedTuple):
     """A living descendant, and how far down it is: children are at depth 1."""
@@ -70,7 +73,7 @@ class Inventory:
         found.update(f"thread {_kind(thread.name)}" for thread in threading.enumerate())
         found.update(f"process at depth {one.depth}" for one in descendants(os.getpid(), self._excluded))
         found.update(f"file {path}" for path in self._temp.iterdir())
-        found.update(f"file /dev/shm/{name}" for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-"))
+        found.update(f"file /dev/shm/{name}" for name in os.listdir("/dev/shm") if not name.startswith(OTHERS))
         return found
 
     def left(

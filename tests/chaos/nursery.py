@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from .leftovers import descendants, end_all
+from .leftovers import OTHERS, descendants, end_all
 from .run import Ground, Outcome, run
 from .scenario import Scenario, scenario
 
@@ -87,7 +87,7 @@ def one(chosen: Scenario) -> Outcome:
         os.close(heard)
         outcome.complaints += [f"left behind: {what}" for what in gone[1]]
         outcome.complaints += [f"left behind: file {path}" for path in temp.iterdir()]
-        new = {name for name in set(os.listdir("/dev/shm")) - shared if not name.startswith("sem.mp-")}
+        new = {name for name in set(os.listdir("/dev/shm")) - shared if not name.startswith(OTHERS)}
         outcome.complaints += [f"left behind: file /dev/shm/{name}" for name in new]
         said.seek(0)
         if text := said.read().strip():
