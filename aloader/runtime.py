@@ -83,7 +83,7 @@ class Runtime:
             surroundings = context.capture()
             carried = pool.pickle(job, surroundings)
             crew = pool.crew(who_of(loader, one.seed, surroundings))
-            crew.resume = tuple(pickle.dumps(resume, 5) for resume in one.resumes)
+            crew.launcher.resumes = {slot: pickle.dumps(resume, 5) for slot, resume in enumerate(one.resumes)}
             self._crews.add(crew)
             if loader.persistent_workers:
                 self._crew = crew

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from aloader import options
+from aloader.channel.marks import is_stateful
 from aloader.channel.roles import Who
 from aloader.device import pinning
 from aloader.engine import DispatcherConfig
@@ -171,7 +172,7 @@ def bounds_of(loader: Settings, slots: int, first: int = 0, first_slot: int = 0)
     wide = 2 * narrow if shares or pure else narrow
     own_bounds = explicit is not None or loader.memory_limit is not None or loader.is_async
     lean = None if own_bounds else options.LEAN_BYTES
-    restarts = options.MAX_WORKER_RESTARTS + slots  # the loss of the template takes every worker, and is one fault
+    may_restart = getattr(loader.dataset, "restartable", True) and (not shares or is_stateful(loader.dataset))
     memory = loader.memory_bytes
     if loader.pool is not None and loader.memory_limit is None:
         memory //= max(1, len(loader.pool.loaders))
@@ -186,6 +187,8 @@ def bounds_of(loader: Settings, slots: int, first: int = 0, first_slot: int = 0)
         first=first,
         first_slot=first_slot,
         far_window=far,
-        max_restarts=0 if shares else restarts,
+        max_restarts=loader.max_worker_restarts if may_restart else 0,
+        lifetime=loader.max_batches_per_worker or 0,
+        tolerant=loader.on_error != "raise",
         interchangeable=shares,
     )

@@ -55,6 +55,13 @@ class Share:
             mark = Mark(before.dataset, before.iterator if before.ended or before.before else None, before=True)
         return Resume(mark, self._marked, self.progress.low, tuple(sorted(self.progress.beyond)))
 
+    def copy(self) -> Share:
+        """The same for whoever counts otherwise; before anything is given."""
+        try:
+            return Share(self.resume())
+        except Exception:  # what the dataset raised when it was asked: whoever asks for a state is told
+            return Share()
+
     @property
     def carries(self) -> Mark | bytes | None:
         """What a dataset that lives on takes along into the next pass."""
@@ -80,6 +87,13 @@ class Record:
         self.now: Callable[[], bytes | None] | None = None  # asks the dataset itself, where nobody reads ahead
         self._numbered = numbered  # within shares
         self._numbers: dict[int, tuple[int, int]] = {}  # slot, and number in its share
+
+    def arrivals(self) -> Record | None:
+        """A second one, of what has arrived from workers, whoever has had it: where others would replace them. None
+        where nobody says where he is."""
+        if not self.shares:
+            return None
+        return Record(shares=[share.copy() for share in self.shares], numbered=self._numbered)
 
     def number_of(self, seq: int) -> int:
         """A ticket's place in the epoch; of an iterable dataset, those count along that came to nothing."""

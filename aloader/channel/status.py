@@ -7,9 +7,11 @@ written at the worker's side:
 - **notes**: the states of the worker's random generators after a ticket, for whoever replaces it. There are two places,
   used in turn: what the worker is killed while writing is not taken for a note, and the one before it is still there;
 - **tasks**: what a signal handler of the worker's event loop says, with its length in `answered`;
+- **said**: the last lines that the worker has written to its standard error;
 - **stacks**: what `faulthandler` writes to the descriptor, in a signal handler of its own that needs no GIL. Both sides
   keep their descriptors, which are one open file: the parent puts its place to the beginning of this part before it
   signals, and sees by the place how much has been written. The file is sealed, so nothing is written past its end.
+  A crash of the worker (SIGSEGV and such) is written there too, behind what has been asked for last.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ _SEQ: Final = struct.Struct("<q")
 _NOTE_BYTES: Final = 3 << 12
 _TASKS_AT: Final = _NOTES_AT + 2 * _NOTE_BYTES
 MOST_TASKS: Final = 7 << 12
-_STACKS_AT: Final = _TASKS_AT + MOST_TASKS  # at the end: what writes there knows no other
+_SAID_AT: Final = _TASKS_AT + MOST_TASKS
+_SAID_BYTES: Final = 1 << 12
+_SAID: Final = struct.Struct("<q")  # length; the text follows
+_STACKS_AT: Final = _SAID_AT + _SAID_BYTES  # at the end: what writes there knows no other
 NBYTES: Final = _STACKS_AT + (1 << 15)
 
 #: What a worker is signalled with: `faulthandler` answers the first, an event loop the second, if there is one. None
@@ -57,6 +62,8 @@ class Doing(IntEnum):
     COLLATING = 3
     WAITING = 4  # for memory
     DEBUGGING = 5  # its user has stopped at a breakpoint
+    FETCHING_SEVERAL = 6  # the position is that of the sample that has begun last; any may be at work
+    AWAITING = 7  # the same, and none is at work
 
 
 class Status(NamedTuple):
@@ -76,6 +83,7 @@ class StatusPage:
     def __init__(self, fd: int) -> None:
         self._memory = shared.attach(fd, NBYTES)
         self._notes = 0
+        self._said = b""
         self._fd = os.dup(fd)
         self._close_fd = weakref.finalize(self, os.close, self._fd)
         #: The position of the sample at work in its ticket: one number, written for every sample (40 ns).
@@ -91,6 +99,7 @@ class StatusPage:
             os.close(fd)
             raise
         page.write(Doing.STARTING)
+        os.lseek(page._fd, _STACKS_AT, os.SEEK_SET)
         _PROCESSES.pack_into(page._memory, _PROCESSES_AT, os.getpid(), 0)
         return page, fd
 
@@ -178,6 +187,27 @@ class StatusPage:
     def stacks(self) -> bytes:
         """What the worker's signal handler has written so far."""
         return self._memory[_STACKS_AT : os.lseek(self._fd, 0, os.SEEK_CUR)]
+
+    @property
+    def crash(self) -> str:
+        """Where the worker has crashed, as its `faulthandler` has written it; "" if it has not."""
+        _, fatal, text = self.stacks.decode(errors="replace").rpartition("Fatal Python error: ")
+        return fatal + text if fatal else ""
+
+    def say(self, text: str) -> None:
+        """The worker: it writes this to its standard error."""
+        self._said = (self._said + text.encode(errors="replace"))[_SAID.size - _SAID_BYTES :]
+        _SAID.pack_into(self._memory, _SAID_AT, 0)
+        at = _SAID_AT + _SAID.size
+        self._memory[at : at + len(self._said)] = self._said
+        _SAID.pack_into(self._memory, _SAID_AT, len(self._said))
+
+    @property
+    def said(self) -> str:
+        """The last that the worker has written to its standard error, by way of Python."""
+        (length,) = _SAID.unpack_from(self._memory, _SAID_AT)
+        at = _SAID_AT + _SAID.size
+        return self._memory[at : at + length].decode(errors="replace")
 
     def fileno(self) -> int:
         """The descriptor that is written to."""

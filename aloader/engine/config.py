@@ -20,7 +20,9 @@ class DispatcherConfig:
     lean_bytes: int | None = None  #: reserved only as far as this, or `slots + 1` batches of the largest size; no bound
     wide_window_bytes: int = options.WIDE_WINDOW_BYTES
     first_allowance: int = options.FIRST_ALLOWANCE
-    max_restarts: int = options.MAX_WORKER_RESTARTS
+    max_restarts: int = options.MAX_WORKER_RESTARTS  #: lost workers that are replaced
+    lifetime: int = 0  #: tickets after which a worker is replaced; 0: it is not
+    tolerant: bool = False  #: a ticket can do without a sample that ends workers
     first: int = 0  #: the number of the first ticket: an epoch may go on where another left off
     first_slot: int = 0  #: whose it is
     far_window: int = 0  #: drawn and not consumed where some are blocked by one that is late; 0: no more then either
@@ -30,5 +32,4 @@ class DispatcherConfig:
         assert self.slots >= 1, "without slots nothing can be assigned"
         assert self.credit >= 1, "without credit nothing can be assigned"
         assert 0 <= self.first_slot < self.slots, "the first ticket is some slot's"
-        assert not (self.interchangeable and self.max_restarts), "a new worker would begin its share from the start"
         assert 1 <= self.narrow_window <= self.window, "the narrow window is the smaller one, and not empty"

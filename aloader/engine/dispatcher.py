@@ -10,9 +10,11 @@ A ticket is always in exactly one place, and the place is its state:
     state        kept in                leaves it by
     ===========  =====================  ===================================================================
     queued       `lane.queue`           being assigned: its lane has a ready slot with credit, and there is
-                                        memory for its allowance; or failing: its lane's last slot has ended
-    held         `slot.held`            BatchArrived, TicketFailed: landed. WorkerLost: landed if that was
-                                        running it, otherwise queued again, without its reservation.
+                                        memory for its allowance; or failing: its lane's last slot has ended.
+                                        A slot whose process is worn, or not fresh where the ticket must be
+                                        alone, is given another one first, when it holds nothing
+    held         `slot.held`            BatchArrived, TicketFailed: landed. WorkerLost: queued again, without its
+                                        reservation; landed if it is to blame (`losses`), or nobody can have it.
                                         RanDry, if it is not older than that: gone
     landed       `Delivery.landed`      Deliver or Raise, when its turn has come (without order: at once)
     unconsumed   `Delivery.unconsumed`  Consumed: then it is forgotten
@@ -35,8 +37,8 @@ What holds after every event:
     taker has its first ticket waiting for memory.
 
 Of an iterable dataset, tickets are interchangeable: each says "the next batch of yours". A slot whose worker has run
-dry is given no more; what it had left is skipped, and others are drawn for those that go on. A worker that is lost
-takes its share with it: one ticket says so, and the rest of its tickets are skipped.
+dry is given no more; what it had left is skipped, and others are drawn for those that go on. A worker that is lost and
+not replaced takes its share with it: one ticket says so, and the rest of its tickets are skipped.
 
 Why nothing is stuck for ever: with `in_order=True` take the lowest undelivered ticket. All that its slot holds or has
 queued is higher, so it has credit as soon as its worker is ready; when all that was delivered has been consumed, it may
@@ -74,6 +76,7 @@ from aloader.engine.events import (
     WorkerLost,
     WorkerReady,
 )
+from aloader.engine.losses import Losses
 from aloader.engine.slots import Slot
 from aloader.engine.window import Window
 from aloader.engine.work import Awaited, Work
@@ -91,8 +94,8 @@ class Dispatcher:
         "_failed",
         "_finished",
         "_last_loss",
+        "_losses",
         "_opened",
-        "_restarts",
         "_skipped",
         "_untold",
         "_window",
@@ -109,7 +112,7 @@ class Dispatcher:
         self._drawn = config.first  # the number of the next ticket
         self._failed = 0
         self._skipped = 0
-        self._restarts = 0
+        self._losses = Losses(config.max_restarts, tolerant=config.tolerant)
         self._last_loss: object = None  # its error
         self._untold = False  # it took a share with it, and no ticket has said so yet
         self._opened = False
@@ -165,7 +168,7 @@ class Dispatcher:
     def _on_worker_ready(self, event: WorkerReady, commands: list[Command]) -> None:
         slot = self._work.current(event.slot, event.generation)
         if slot is not None:
-            self._work.ready(slot, commands)
+            self._work.ready(slot, event.served, commands)
 
     def _on_need_memory(self, event: NeedMemory, commands: list[Command]) -> None:
         slot = self._work.current(event.slot, event.generation)
@@ -226,12 +229,32 @@ class Dispatcher:
             return
         self._last_loss = event.error
         if self._config.interchangeable:
-            self._lose_share(slot, event.running, commands)
+            complete = slot.dry and not slot.held
+            if complete or not self._losses.is_replaced(event):
+                self._lose_share(slot, event.running, commands)
+            else:
+                self._work.take_back(slot, None)
+                self._restart(slot, event, commands)
             return
-        blamed = self._work.take_back(slot, event.running)
-        if blamed is not None:
-            self._fail(blamed.seq, event.error, commands)
-        self._restart_or_end(slot, commands)
+        failed = self._losses.condemned(slot, event)
+        replaced = self._losses.is_replaced(event)
+        if not replaced and failed is None and event.running is not None:
+            failed = slot.held.get(event.running)
+        self._work.take_back(slot, None if failed is None else failed.seq)
+        if failed is not None:
+            self._fail(failed.seq, event.error, commands)
+        if replaced:
+            self._restart(slot, event, commands)
+            return
+        for seq in self._work.end(slot):
+            self._give_up(seq, commands)
+        self._work.refill(slot, commands)
+
+    def _restart(self, slot: Slot, event: WorkerLost, commands: list[Command]) -> None:
+        if event.oom:
+            self._window.halve()
+        slot.begin_anew()
+        commands.append(Restart(slot.index, slot.generation, event.oom))
         self._work.refill(slot, commands)
 
     def _lose_share(self, slot: Slot, running: int | None, commands: list[Command]) -> None:
@@ -252,15 +275,6 @@ class Dispatcher:
         self._untold = False
         self._drawing = bool(self._work.cycle)
         self._fail(seq, self._last_loss, commands)
-
-    def _restart_or_end(self, slot: Slot, commands: list[Command]) -> None:
-        if self._restarts < self._config.max_restarts:
-            self._restarts += 1
-            slot.generation += 1
-            commands.append(Restart(slot.index, slot.generation))
-            return
-        for seq in self._work.end(slot):
-            self._give_up(seq, commands)
 
     def _give_up(self, seq: int, commands: list[Command]) -> None:
         """Fail a ticket that no slot is left for.
@@ -308,15 +322,6 @@ class Dispatcher:
     def awaited(self) -> Awaited | None:
         """What the user waits for, and whose it is; None where it has not been drawn, or nobody holds it yet."""
         return self._work.awaited()
-
-    def _state(self) -> str:
-        if self._closed:
-            return "closed"
-        if self._finished:
-            return "finished"
-        if self._drawing:
-            return "open"
-        return "draining" if self._opened else "new"
 
     def __repr__(self) -> str:
         now = self.statistics()

@@ -29,10 +29,12 @@ class Exhausted(NamedTuple):
 
 
 class WorkerReady(NamedTuple):
-    """The process of that generation has opened its dataset and can be given tickets."""
+    """The process of that generation has opened its dataset and can be given tickets. `served`: how many it has been
+    given before this epoch."""
 
     slot: int
     generation: int
+    served: int = 0
 
 
 class NeedMemory(NamedTuple):
@@ -72,12 +74,22 @@ class RanDry(NamedTuple):
 
 
 class WorkerLost(NamedTuple):
-    """A process ended that should not have. `running` is the ticket it was working on, where that is known."""
+    """A process ended that should not have. `running` is the ticket it was working on, if any, and `place` the position
+    in it of the sample at work, where that is known. Not `certain`: it worked on all that it held at once.
+
+    `incident`: processes that have ended by one and the same thing have its number (0: this one only). `oom`: the
+    kernel ended it for want of memory. `stuck`: the driver did, since it had been at one place for too long.
+    """
 
     slot: int
     generation: int
     running: int | None
     error: object
+    place: int | None = None
+    certain: bool = True
+    incident: int = 0
+    oom: bool = False
+    stuck: bool = False
 
 
 class Consumed(NamedTuple):
@@ -114,13 +126,19 @@ class Draw(NamedTuple):
 
 
 class Assign(NamedTuple):
-    """Give a ticket to a worker. It may collate up to `allowance` bytes without asking."""
+    """Give a ticket to a worker. It may collate up to `allowance` bytes without asking.
+
+    `alone`: workers have died at it, so its samples are to be fetched one by one. `without`: positions of samples that
+    are not fetched any more, each with the error that stands for it.
+    """
 
     slot: int
     generation: int
     seq: int
     indices: object
     allowance: int
+    alone: bool = False
+    without: tuple[tuple[int, object], ...] = ()
 
 
 class Grant(NamedTuple):
@@ -152,7 +170,22 @@ class Discard(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """Start a process of this generation in that slot; its tickets wait for it."""
+    """Start a process of this generation in that slot, whose process has gone; its tickets wait for it. `lean`: the
+    last one took too much memory."""
+
+    slot: int
+    generation: int
+    lean: bool = False
+
+
+class Prepare(NamedTuple):
+    """The slot will soon want another process: it may be started now, and kept until `Replace` or `Restart`."""
+
+    slot: int
+
+
+class Replace(NamedTuple):
+    """Let the slot's process go, which holds nothing, and have one of this generation in its place."""
 
     slot: int
     generation: int
@@ -162,4 +195,4 @@ class Finish(NamedTuple):
     """Every ticket has been delivered and consumed."""
 
 
-Command = Draw | Assign | Grant | Deliver | Raise | Discard | Restart | Finish
+Command = Draw | Assign | Grant | Deliver | Raise | Discard | Restart | Prepare | Replace | Finish

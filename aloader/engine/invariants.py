@@ -23,7 +23,7 @@ def check(dispatcher: Dispatcher) -> None:
     _check_order(work, delivery, config.first)
     _check_slots(work, config)
     _check_memory(work, delivery)
-    assert dispatcher._restarts == sum(slot.generation for slot in work.slots) <= config.max_restarts
+    assert dispatcher._losses._charged <= config.max_restarts
     if not dispatcher._closed:
         landed = sum(entry is not None for entry in delivery.landed.values())
         known = len(work.tickets) + landed + len(delivery.unconsumed)
@@ -68,6 +68,9 @@ def _check_slots(work: Work, config: DispatcherConfig) -> None:
         assert slot.ready or not slot.held, "a slot that is not ready holds tickets"
         assert not slot.dry or config.interchangeable, "a slot has run dry, and its tickets are its own"
         assert not (slot.ready and slot.ended), "an ended slot is ready"
+        assert slot.exclusive == any(ticket.alone for ticket in slot.held.values()), "a suspect has company"
+        assert not slot.exclusive or (len(slot.held) == slot.served == 1), "a suspect is not alone with a fresh worker"
+        assert not slot.lifetime or slot.served <= slot.lifetime or not slot.held, "a worker outlives its time"
         for seq, ticket in slot.held.items():
             assert (ticket.seq, ticket.slot) == (seq, slot)
             assert ticket.lane in (slot.lane, slot.dealt)
@@ -82,9 +85,9 @@ def _check_lane(lane: Lane, work: Work, credit: int) -> None:
     assert dealt or (lane in work.cycle) == (lane.live > 0), "a lane is drawn for if and only if it has a live slot"
     assert lane.live or not lane.queue, "tickets are queued where nobody will take them"
     assert all(work.tickets[seq].lane is lane for seq in lane.queue)
-    takers = [slot for slot in members if slot.ready and not slot.dry and len(slot.held) < credit]
+    takers = [slot for slot in members if slot.can_take(credit)]
     if isinstance(lane, SharedLane):
-        _check_listing(lane, [slot for slot in takers if slot.dealt is None or not slot.dealt.queue])
+        _check_listing(lane, [slot for slot in takers if not slot.dry and not (slot.dealt and slot.dealt.queue)])
     elif isinstance(lane, OwnLane):
         assert lane.taker() is (takers[0] if takers else None)
 
@@ -118,8 +121,10 @@ def _check_nothing_waits_in_vain(work: Work) -> None:
         front = ticket.slot is not None or (ticket.lane.queue[0] == ticket.seq and ticket.lane.taker() is not None)
         assert front, "a ticket waits for memory that it could not use"
     for lane in _lanes(work):
-        if lane.queue and lane.taker() is not None:
-            assert work.tickets[lane.queue[0]].wants is not None, "a ticket waits although a slot could take it"
+        if lane.queue and (slot := lane.taker()) is not None:
+            ticket = work.tickets[lane.queue[0]]
+            alone = ticket.alone and bool(slot.held)
+            assert alone or ticket.wants is not None, "a ticket waits although a slot could take it"
 
 
 def _check_window(window: Window, unfinished: int, delivery: Delivery, *, drawing: bool) -> None:

@@ -17,7 +17,7 @@ from collections import OrderedDict
 class Ticket:
     """Work for one batch, from its drawing until it arrives or fails."""
 
-    __slots__ = ("indices", "lane", "reserved", "seq", "slot", "wants")
+    __slots__ = ("alone", "deaths", "indices", "lane", "reserved", "seq", "slot", "stuck_at", "wants", "without")
 
     def __init__(self, seq: int, indices: object, lane: Lane) -> None:
         self.seq = seq
@@ -26,15 +26,33 @@ class Ticket:
         self.slot: Slot | None = None  # who holds it; None: it is queued in its lane
         self.reserved = 0  # bytes it has of the budget
         self.wants: int | None = None  # bytes it waits for, what it has included; None: it does not wait for memory
+        self.deaths: tuple[int | None, ...] = ()  # of workers at this ticket: the position of the sample, if known
+        self.stuck_at: int | None = None  # the position at which its worker has been stuck
+        self.alone = False  # given by itself, to a fresh worker
+        self.without: tuple[tuple[int, object], ...] = ()  # positions that are not fetched, and why
 
 
 class Slot:
     """A worker's place, and the tickets that the process now in it holds. `dealt` is the queue of what it begins with
     where it has no lane of its own (it is full then, and not refilled)."""
 
-    __slots__ = ("dealt", "dry", "ended", "generation", "held", "index", "lane", "listed", "ready")
+    __slots__ = (
+        "dealt",
+        "dry",
+        "ended",
+        "exclusive",
+        "generation",
+        "held",
+        "index",
+        "lane",
+        "lifetime",
+        "listed",
+        "prepared",
+        "ready",
+        "served",
+    )
 
-    def __init__(self, index: int, lane: Lane, dealt: OwnLane | None) -> None:
+    def __init__(self, index: int, lane: Lane, dealt: OwnLane | None, lifetime: int = 0) -> None:
         self.index = index
         self.lane = lane
         self.dealt = dealt
@@ -44,10 +62,37 @@ class Slot:
         self.dry = False  # its worker makes nothing more, but for what it had begun
         self.held: dict[int, Ticket] = {}
         self.listed: int | None = None  # the load under which a shared lane lists it
+        self.lifetime = lifetime  # tickets that its process may be given; 0: any number
+        self.served = 0  # tickets that it has been given
+        self.prepared = False  # the next process has been asked for
+        self.exclusive = False  # it holds a ticket that must be alone
+
+    @property
+    def own(self) -> Lane:
+        """The queue that nobody else takes from."""
+        return self.lane if self.dealt is None else self.dealt
+
+    @property
+    def worn(self) -> bool:
+        """Whether its process has had all that it may be given."""
+        return 0 < self.lifetime <= self.served
+
+    def can_take(self, credit: int) -> bool:
+        """Whether it may be given something, or has to be replaced before that."""
+        if not self.ready or self.exclusive or len(self.held) >= credit:
+            return False
+        return not (self.held and self.worn)
+
+    def begin_anew(self) -> None:
+        """Another process takes its place."""
+        self.generation += 1
+        self.ready = self.prepared = self.exclusive = False
+        self.served = 0
+        self.lane.update(self)
 
 
 class OwnLane:
-    """The queue of one slot."""
+    """The queue of one slot. One that has run dry may have got back what its last worker had begun before that."""
 
     __slots__ = ("_credit", "live", "queue", "slot")
 
@@ -65,9 +110,7 @@ class OwnLane:
     def taker(self) -> Slot | None:
         """The slot that may be given a ticket now."""
         slot = self.slot
-        if slot is None or not slot.ready or slot.dry:
-            return None
-        return slot if len(slot.held) < self._credit else None
+        return slot if slot is not None and slot.can_take(self._credit) else None
 
     def update(self, slot: Slot) -> None:
         """What `slot` holds, or whether it is ready, has changed."""
@@ -107,7 +150,7 @@ class SharedLane:
             del self._by_load[slot.listed][slot.index]
             slot.listed = None
         load = len(slot.held)
-        if slot.ready and not slot.dry and load < self._credit and not (slot.dealt and slot.dealt.queue):
+        if slot.can_take(self._credit) and not slot.dry and not (slot.dealt and slot.dealt.queue):
             self._by_load[load][slot.index] = slot
             slot.listed = load
             self._least = min(self._least, load)
@@ -116,13 +159,13 @@ class SharedLane:
 Lane = OwnLane | SharedLane
 
 
-def make_slots(count: int, credit: int, *, in_order: bool) -> list[Slot]:
+def make_slots(count: int, credit: int, *, in_order: bool, lifetime: int = 0) -> list[Slot]:
     """Slots 0 … count-1, each in a lane of its own or all in one."""
     if in_order:
-        slots = [Slot(index, OwnLane(credit), None) for index in range(count)]
+        slots = [Slot(index, OwnLane(credit), None, lifetime) for index in range(count)]
     else:
         shared = SharedLane(credit)
-        slots = [Slot(index, shared, OwnLane(credit)) for index in range(count)]
+        slots = [Slot(index, shared, OwnLane(credit), lifetime) for index in range(count)]
     for slot in slots:
         slot.lane.join(slot)
         if slot.dealt is not None:

@@ -29,7 +29,7 @@ class DispatcherStatistics:
     waiting_for_memory: int  #: tickets that wait to be assigned or granted for want of memory
     ready_slots: int  #: slots whose worker is ready
     live_slots: int  #: slots that have not ended
-    restarts: int  #: workers replaced so far
+    restarts: int  #: lost workers replaced so far
 
 
 def picture(dispatcher: Dispatcher) -> DispatcherStatistics:
@@ -37,7 +37,7 @@ def picture(dispatcher: Dispatcher) -> DispatcherStatistics:
     work, delivery, window = dispatcher._work, dispatcher._delivery, dispatcher._window
     slots, tickets, memory = work.slots, work.tickets.values(), work.memory
     return DispatcherStatistics(
-        state=dispatcher._state(),
+        state=_state(dispatcher),
         drawn=dispatcher._drawn - dispatcher._config.first,
         queued=sum(ticket.slot is None for ticket in tickets),
         held=tuple(len(slot.held) for slot in slots),
@@ -53,5 +53,15 @@ def picture(dispatcher: Dispatcher) -> DispatcherStatistics:
         waiting_for_memory=sum(ticket.wants is not None for ticket in tickets),
         ready_slots=sum(slot.ready for slot in slots),
         live_slots=sum(not slot.ended and not slot.dry for slot in slots),
-        restarts=dispatcher._restarts,
+        restarts=dispatcher._losses.replaced,
     )
+
+
+def _state(dispatcher: Dispatcher) -> str:
+    if dispatcher._closed:
+        return "closed"
+    if dispatcher._finished:
+        return "finished"
+    if dispatcher._drawing:
+        return "open"
+    return "draining" if dispatcher._opened else "new"

@@ -32,6 +32,11 @@ class Window:
         self.size = self._wide if nbytes * self._wide <= self._wide_bytes else self._narrow
         self._farthest = self._far if nbytes * self._far <= self._far_bytes else 0
 
+    def halve(self) -> None:
+        """Memory is short: half as much from now on."""
+        self._narrow, self._wide, self.size = (max(1, bound // 2) for bound in (self._narrow, self._wide, self.size))
+        self._far, self._farthest = self._far // 2, self._farthest // 2
+
     def bound(self, blocked: int) -> int:
         """How many may be outstanding while so many are blocked."""
         return max(self.size, min(self.size + blocked, self._farthest))

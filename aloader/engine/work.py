@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from aloader.engine.config import DispatcherConfig
 from aloader.engine.delivery import Delivery
-from aloader.engine.events import Assign, Command, Grant
+from aloader.engine.events import Assign, Command, Grant, Prepare, Replace
 from aloader.engine.memory import Memory
 from aloader.engine.slots import Lane, Slot, Ticket, make_slots
 
@@ -28,14 +28,27 @@ class Awaited(NamedTuple):
 class Work:
     """Tickets queued and held, the slots that hold them, and the memory they have."""
 
-    __slots__ = ("_delivery", "_first", "_to_deal", "cycle", "memory", "slots", "tickets", "under_way")
+    __slots__ = (
+        "_credit",
+        "_delivery",
+        "_first",
+        "_shares",
+        "_to_deal",
+        "cycle",
+        "memory",
+        "slots",
+        "tickets",
+        "under_way",
+    )
 
     def __init__(self, config: DispatcherConfig, delivery: Delivery) -> None:
         self._delivery = delivery
         self.memory = Memory(config.memory_limit, config.first_allowance, config.lean_bytes, config.slots + 1)
         self._first = config.first - config.first_slot  # the seq of which slot 0 would be the first
         self._to_deal = config.first + config.slots * config.credit
-        self.slots = make_slots(config.slots, config.credit, in_order=config.in_order)
+        self._shares = config.interchangeable
+        self._credit = config.credit
+        self.slots = make_slots(config.slots, config.credit, in_order=config.in_order, lifetime=config.lifetime)
         self.cycle: deque[Lane] = deque(dict.fromkeys(slot.lane for slot in self.slots))  # live lanes, the next first
         if config.in_order:
             self.cycle.rotate(-config.first_slot)
@@ -65,9 +78,10 @@ class Work:
         slot = self.slots[index]
         return slot if slot.generation == generation and not slot.ended else None
 
-    def ready(self, slot: Slot, commands: list[Command]) -> None:
+    def ready(self, slot: Slot, served: int, commands: list[Command]) -> None:
         if not slot.ready:
             slot.ready = True
+            slot.served = served
             slot.lane.update(slot)
             self.refill(slot, commands)
 
@@ -82,17 +96,37 @@ class Work:
         queue = lane.queue
         while queue and (slot := lane.taker()) is not None:
             ticket = self.tickets[queue[0]]
+            if not self._suits(slot, ticket):
+                if slot.held:
+                    return  # it is fed again when it holds nothing
+                self._replace(slot, commands)
+                continue
             if ticket.wants is not None or not self.memory.ask(ticket, self.memory.allowance):
                 return
             self._assign(ticket, slot, commands)
+
+    def _suits(self, slot: Slot, ticket: Ticket) -> bool:
+        """Whether the process that a slot has now may be given this ticket."""
+        return not slot.worn and not (ticket.alone and slot.served)
+
+    def _replace(self, slot: Slot, commands: list[Command]) -> None:
+        """It holds nothing and will have another process: what waits for it waits on."""
+        slot.begin_anew()
+        commands.append(Replace(slot.index, slot.generation))
 
     def _assign(self, ticket: Ticket, slot: Slot, commands: list[Command]) -> None:
         seq = heappop(ticket.lane.queue)
         ticket.slot = slot
         slot.held[seq] = ticket
+        slot.served += 1
+        slot.exclusive = ticket.alone
         self.under_way += 1
         slot.lane.update(slot)
-        commands.append(Assign(slot.index, slot.generation, seq, ticket.indices, ticket.reserved))
+        where = slot.index, slot.generation, seq
+        commands.append(Assign(*where, ticket.indices, ticket.reserved, ticket.alone, ticket.without))
+        if slot.lifetime and not slot.prepared and slot.served > slot.lifetime - 2 * self._credit:
+            slot.prepared = True
+            commands.append(Prepare(slot.index))
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
@@ -133,6 +167,7 @@ class Work:
             return
         slot = ticket.lane.taker()
         assert slot is not None
+        assert self._suits(slot, ticket)
         self._assign(ticket, slot, commands)
         self.refill(slot, commands)
 
@@ -166,29 +201,31 @@ class Work:
         if ticket.wants is None:
             self.under_way -= 1
         del self.tickets[seq]
+        slot.exclusive = False
         slot.lane.update(slot)
         return ticket
 
-    def take_back(self, slot: Slot, running: int | None) -> Ticket | None:
-        """Queue again what a lost worker held, without its memory; but what it was running is returned instead."""
-        queue = slot.lane.queue
+    def take_back(self, slot: Slot, failed: int | None) -> None:
+        """Queue again what a lost worker held, without its memory; but forget what has `failed`.
+
+        Of an iterable dataset it is this slot's share, and what must be alone needs a fresh worker, as this slot has
+        next: both wait in the slot's own queue. Everything else, whoever is free may have.
+        """
         self._front_waits_no_more(slot)
         held, slot.held = slot.held, {}
-        slot.ready = False
-        slot.lane.update(slot)
+        slot.ready = slot.exclusive = False
         for seq, ticket in held.items():
             if ticket.wants is None:
                 self.under_way -= 1
             ticket.wants = None
             ticket.slot = None
-            ticket.lane = slot.lane
             self.memory.reserve(ticket, 0)
-            if seq != running:
-                heappush(queue, seq)
-        blamed = held.get(running) if running is not None else None
-        if blamed is not None:
-            del self.tickets[blamed.seq]
-        return blamed
+            if seq == failed:
+                del self.tickets[seq]
+                continue
+            ticket.lane = slot.own if self._shares or ticket.alone else slot.lane
+            heappush(ticket.lane.queue, seq)
+        slot.lane.update(slot)
 
     def run_dry(self, slot: Slot, seq: int) -> list[int]:
         """Its worker makes nothing from `seq` on: the seqs that nobody will work on. What it had begun before stays."""

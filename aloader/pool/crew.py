@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import select
 import time
 import weakref
 from collections import deque
@@ -17,7 +16,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from aloader import options
-from aloader.channel.link import Link, pair
 from aloader.channel.messages import (
     Batch,
     Call,
@@ -30,12 +28,13 @@ from aloader.channel.messages import (
     RanDry,
     Ready,
     Retire,
-    Start,
     Stop,
     Unmapped,
 )
 from aloader.channel.roles import Listener, Watcher, Who
-from aloader.channel.status import StatusPage
+from aloader.pool.launching import Launcher
+from aloader.pool.links import Links
+from aloader.pool.oom import OomWatch
 from aloader.pool.reports import Reports
 from aloader.pool.seats import Seats
 from aloader.pool.starter import Exit, Loaded, Starter
@@ -65,28 +64,20 @@ class Crew:
         self.ended = False
         self.listener: Listener | None = None
         self._host = host
-        self._calls: list[Call] = []  # that workers have to make which are started from now on
-        self._loaded: Loaded | None = None  # what its workers are started with
-        self._flags = b""
-        self.resume: tuple[bytes, ...] = ()  # where each slot's first worker goes on (pickled), if not at the beginning
-        self._states: dict[int, bytes] = {}  # of lost workers' generators, by slot: who replaces them goes on there
+        self.launcher = Launcher(host, who, self)
         self._by_key: dict[int, Worker] = {}  # also those that are ending
+        self.oom = OomWatch()
         self.when_gone: Callable[[], object] | None = None  # called when a process has gone
         self._watcher: Watcher | None = None
-        self._links = select.poll()
-        self._by_link: dict[int, Worker] = {}  # those that are watched, by their links' descriptors
+        self._links = Links(self.read)
         self._reports = Reports(host.read_reports)
         weakref.finalize(self, close_all, self._by_key)
 
     # -- starting and ending ---------------------------------------------------------------------------------------
 
     def use(self, loaded: Loaded, flags: bytes = b"") -> None:
-        """Start workers with this job: also those that replace others, when the pool has long loaded another.
-
-        `flags` are those that have changed in this process since it was loaded.
-        """
-        self._loaded, self._flags = loaded, flags
-        loaded.users.add(self)
+        """Start workers with this job, and these flags of the parent's modules."""
+        self.launcher.use(loaded, flags)
 
     def launch(self, slot: int, generation: int) -> None:
         """Start a worker, as soon as the pool has a seat for it. It says that it is ready by itself."""
@@ -99,32 +90,35 @@ class Crew:
 
     def launch_now(self, slot: int, generation: int) -> None:
         """Start a worker in a seat that it has."""
-        mine, theirs = pair()
-        try:
-            page, status = StatusPage.create()
-        except OSError:
-            mine.close()
-            theirs.close()
-            raise
-        worker = Worker(slot, generation, self._host.new_key(self), Link(mine), page)
+        worker = self.launcher.launch(slot, generation)
         self.workers[slot] = self.latest[slot] = self._by_key[worker.key] = worker
-        worker.states, who = self._states.pop(slot, b""), self.who._asdict()
-        resume = self.resume[slot] if self.resume and not generation else b""
-        whence = {"flags": self._flags, "resume": resume, "states": worker.states}
-        worker.link.send(Start(slot=slot, generation=generation, **who, **whence))  # type: ignore[arg-type]
-        for call in self._calls:
-            worker.link.send(call)
-        self._host.starter.start(self._loaded, worker.key, theirs, status)
         if self._watcher is not None:
-            self._watch(worker)
+            self._links.watch(self._watcher, worker)
             self._watch_starter()
         self.flush()
+
+    def prepare(self, slot: int) -> None:
+        """Start a process that will be wanted there soon. (On a shared pool it would take somebody's seat.)"""
+        if self._host.seats.count is None:
+            with contextlib.suppress(OSError):  # then it is started when it is wanted
+                worker = self.launcher.prepare(slot)
+                if worker is not None:
+                    self._by_key[worker.key] = worker
+                    self._watch_starter()
+
+    def replace(self, slot: int, generation: int) -> None:
+        """Let the slot's process go, which has nothing to do, and have another one go on."""
+        worker = self.workers.pop(slot)
+        self.launcher.states[slot] = worker.noted
+        self._end(worker, options.CLOSE_GRACE)
+        self.launch(slot, generation)
 
     def kill(self, slot: int) -> bool:
         """Kill the process of a slot: that it has gone will be reported. False if there is none."""
         worker = self.workers.get(slot)
         if worker is None:
             return False
+        worker.requested = True
         self._host.starter.end(worker.key, 0.0)
         return True
 
@@ -135,8 +129,9 @@ class Crew:
         for worker in list(self.workers.values()):
             self._end(worker, grace)
         self.workers.clear()
-        if self._loaded is not None:
-            self._loaded.users.discard(self)
+        for spare in self.launcher.take_spares():
+            self._end(spare, grace)
+        self.launcher.drop()
 
     def _end(self, worker: Worker, grace: float) -> None:
         worker.ending = True
@@ -149,7 +144,7 @@ class Crew:
     def _let_go(self, worker: Worker) -> None:
         """Nothing more is read from it or said to it."""
         if self._watcher is not None and not worker.link.closed:
-            self._unwatch(worker)
+            self._links.unwatch(self._watcher, worker)
         worker.link.close()
         dispose(worker.mappings.close())
         worker.page.close()
@@ -213,7 +208,7 @@ class Crew:
         self.detach()
         self._watcher, self.listener = watcher, listener
         for worker in self.workers.values():
-            self._watch(worker)
+            self._links.watch(self._watcher, worker)
         self._watch_starter()
 
     def detach(self, listener: Listener | None = None) -> None:
@@ -222,26 +217,9 @@ class Crew:
             return
         if self._watcher is not None:
             for worker in self.workers.values():
-                self._unwatch(worker)
+                self._links.unwatch(self._watcher, worker)
             self._reports.unwatch(self._watcher)
         self._watcher = self.listener = None
-
-    def _watch(self, worker: Worker) -> None:
-        assert self._watcher is not None
-        fd = worker.link.fileno()
-        self._watcher.reading(fd, lambda: self.read(worker))
-        self._links.register(fd, select.POLLIN)
-        self._by_link[fd] = worker
-
-    def _unwatch(self, worker: Worker) -> None:
-        assert self._watcher is not None
-        fd = worker.link.fileno()
-        if self._by_link.pop(fd, None) is not None:
-            self._links.unregister(fd)
-            self._watcher.reading(fd, None)
-        if worker.waits_to_write:
-            self._watcher.writing(fd, None)
-            worker.waits_to_write = False
 
     def _watch_starter(self) -> None:
         if self._watcher is not None:
@@ -249,10 +227,7 @@ class Crew:
 
     def read_all(self) -> None:
         """Take in whatever has arrived, without waiting: one system call where nothing has."""
-        for fd, _ in self._links.poll(0):
-            worker = self._by_link.get(fd)
-            if worker is not None:
-                self.read(worker)
+        self._links.read()
 
     def read(self, worker: Worker, *, everything: bool = False) -> None:
         """Take in what a worker has said."""
@@ -271,7 +246,7 @@ class Crew:
                     os.close(message.fd)
         if worker.link.ended and not everything and not worker.link.closed:
             if self._watcher is not None:
-                self._unwatch(worker)
+                self._links.unwatch(self._watcher, worker)
             self._host.starter.end(worker.key, 0.0)  # it has hung up: if it is not dead yet, nobody can use it
         self.flush()
 
@@ -317,8 +292,11 @@ class Crew:
             self.when_gone()
         if worker.ending:
             return
+        if self.launcher.forget(worker):
+            self._let_go(worker)
+            return
         self.read(worker, everything=True)  # the report may overtake its last words
-        self._states[worker.slot] = worker.noted
+        self.launcher.states[worker.slot] = worker.noted
         if self.workers.get(worker.slot) is worker:
             del self.workers[worker.slot]
         if self.listener is not None:
@@ -345,8 +323,7 @@ class Crew:
     def broadcast(self, call: bytes) -> None:
         """Have every worker make a call, and those that are started later with the same pickle of the dataset."""
         message = Call(self.who.dataset, call)
-        if self._host.starter.carries:
-            self._calls.append(message)
+        self.launcher.call(message)
         for worker in self.workers.values():
             worker.link.send(message)
         self.flush()

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 
 from aloader import errors, options
-from aloader.channel.faults import unpack_fault
+from aloader.channel.faults import pack_fault, unpack_fault
 from aloader.channel.messages import Granted, Ticket
 from aloader.channel.record import Record
-from aloader.channel.status import Doing
 from aloader.engine import Awaited, Dispatcher, DispatcherConfig
 from aloader.engine.events import (
     Assign,
@@ -36,17 +34,20 @@ from aloader.engine.events import (
     Grant,
     NeedMemory,
     Opened,
+    Prepare,
     Raise,
     RanDry,
+    Replace,
     Restart,
     TicketFailed,
-    WorkerLost,
     WorkerReady,
 )
 from aloader.errors import LoaderClosed
+from aloader.pool import deaths
 from aloader.pool.crew import Crew
+from aloader.pool.replacing import Replacing
 from aloader.pool.starter import Exit
-from aloader.pool.workers import Worker, describe
+from aloader.pool.workers import Worker
 from aloader.stats import EpochCounts
 
 
@@ -90,6 +91,7 @@ class Epoch:
         self._key = key  # of the samples' generators
         self.record = record or Record()
         self._notices: list[str] = []  # not passed on yet
+        self._replacing = Replacing(crew, self.record, shares=config.interchangeable)
         self._shares = config.interchangeable
         self._source_error: BaseException | None = None
         self._dispatcher = Dispatcher(config)
@@ -107,6 +109,8 @@ class Epoch:
             Raise: self._ready.append,
             Discard: lambda command: None,  # dropping it ends its leases
             Restart: self._restart,
+            Prepare: lambda command: crew.prepare(command.slot),
+            Replace: self._replace,
             Finish: self._finish,
         }
 
@@ -125,7 +129,7 @@ class Epoch:
                 continue
             worker.generation = 0
             if worker.pid:
-                self._handle(WorkerReady(slot, 0))
+                self._handle(WorkerReady(slot, 0, worker.served))
 
     @property
     def idle(self) -> bool:
@@ -139,6 +143,7 @@ class Epoch:
 
     def take(self) -> Any:
         """The next batch. Raises what failed in its place, and StopIteration at the end."""
+        self._replacing.warn()
         if self._notices and (self.counts.delivered >= options.NOTICE_AFTER or not self._ready):
             self._pass_on()
         if not self._ready:
@@ -152,7 +157,7 @@ class Epoch:
                 return batch
             self.counts.failed += 1
             error = outcome.error
-            if isinstance(error, errors.WorkerLost):
+            if isinstance(error, errors.WorkerLost | errors.SampleError):
                 raise copy.copy(error)  # the dispatcher keeps its own, which must not come to know frames of the user's
             raise unpack_fault(error) if isinstance(error, bytes) else cast("BaseException", error)
         finally:
@@ -187,19 +192,7 @@ class Epoch:
 
     def late(self) -> str:
         """Who is late with the next batch, in words."""
-        lines = []
-        for worker in self._crew.workers.values():
-            status = worker.page.read()
-            seconds = time.monotonic() - status.since
-            what = status.doing.name.lower()
-            sample = self._sample(status.epoch, status.seq, status.position)
-            lines.append(
-                f"worker {worker.slot} (pid {worker.pid or worker.page.pid or 'starting'}): {what}"
-                + (f" sample {sample!r}" if sample is not None and status.doing is Doing.FETCHING else "")
-                + (f" of batch {status.seq}" if status.seq >= 0 else "")
-                + (f" for {seconds:.1f} s" if status.since else "")
-            )
-        return "; ".join(lines)
+        return "; ".join(deaths.standing(worker, self) for worker in self._crew.workers.values())
 
     @property
     def awaited(self) -> Awaited | None:
@@ -223,10 +216,12 @@ class Epoch:
         counts.fetch_seconds += seconds[0]
         counts.collate_seconds += seconds[1]
         counts.nbytes += nbytes
+        self._replacing.arrived(seq, worker.slot, batch.mark)
         self._handle(BatchArrived(worker.slot, worker.generation, seq, nbytes, batch))
 
     def on_failure(self, worker: Worker, seq: int, fault: bytes | BaseException) -> None:
         """A ticket has failed in the user's code."""
+        self._replacing.arrived(seq, worker.slot)
         self._handle(TicketFailed(worker.slot, worker.generation, seq, fault))
 
     def on_dry(self, worker: Worker, seq: int, mark: bytes | None = None) -> None:
@@ -250,17 +245,11 @@ class Epoch:
 
     def on_lost(self, worker: Worker, exit: Exit) -> None:
         """A worker has died."""
-        status = worker.page.read()
-        busy = status.doing not in (Doing.STARTING, Doing.IDLE) and status.epoch == self.number
-        sample = self._sample(status.epoch, status.seq, status.position)
-        error = describe(worker, exit, sample, sample is not None)
-        if self._shares:
-            error.add_note(
-                "The rest of its share of the iterable dataset is lost: nobody could go on where it was. Iterating on "
-                "gives what the other workers read."
-            )
+        restarts = self._dispatcher.statistics().restarts
         self.counts.lost += 1
-        self._handle(WorkerLost(worker.slot, worker.generation, status.seq if busy else None, error))
+        self._handle(self._replacing.event_of(worker, exit, self))
+        if self._dispatcher.statistics().restarts == restarts:
+            self._replacing.lost_share(worker.slot)
 
     # -- carrying out ----------------------------------------------------------------------------------------------
 
@@ -292,25 +281,32 @@ class Epoch:
             self._events.append(Drawn(indices))
 
     def _assign(self, command: Assign) -> None:
-        slot, generation, seq, indices, allowance = command
+        slot, generation, seq, indices, allowance, alone, without = command
         worker = self._crew.workers.get(slot)
         if worker is None:
             return  # it has just gone: that will be reported
         self._indices[seq] = None if self._shares else indices
         self._slots[seq] = slot
         self.record.assigned(seq, slot)
+        self._replacing.assigned(seq, slot)
+        worker.served += 1
+        barred = tuple((at, pack_fault(cast("BaseException", error), "the main process")) for at, error in without)
+        who = self._crew.who.dataset, self.number
         try:
-            worker.link.send(Ticket(self._crew.who.dataset, self.number, seq, indices, allowance, self._key))
+            worker.link.send(Ticket(*who, seq, indices, allowance, self._key, alone, barred))
         except Exception as error:
             error.add_note(f"the sampler's indices for batch {seq} could not be sent to a worker")
             self._events.append(TicketFailed(slot, generation, seq, error))
 
     def _restart(self, command: Restart) -> None:
-        try:
-            self._crew.launch(command.slot, command.generation)
-        except OSError as error:  # no descriptors, no memory: as if it had died at once, so somebody waits for nobody
-            lost = errors.WorkerLost(f"a lost DataLoader worker could not be replaced: {error}", worker=command.slot)
-            self._events.append(WorkerLost(command.slot, command.generation, None, lost))
+        self._follow(self._replacing.restart(command))
+
+    def _replace(self, command: Replace) -> None:
+        self._follow(self._replacing.replace(command))
+
+    def _follow(self, event: Event | None) -> None:
+        if event is not None:
+            self._events.append(event)
 
     def _grant(self, command: Grant) -> None:
         worker = self._crew.workers.get(command.slot)
@@ -330,7 +326,7 @@ class Epoch:
             self.at_end()
         return error if error is not None else StopIteration()
 
-    def _sample(self, epoch: int, seq: int, position: int) -> Any:
+    def sample_at(self, epoch: int, seq: int, position: int) -> Any:
         """The index at a position of a ticket of this epoch, None where that is not known."""
         indices = self._indices.get(seq)
         if epoch != self.number or indices is None or position < 0:

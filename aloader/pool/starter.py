@@ -26,12 +26,14 @@ from aloader.pool.unpicklable import explained
 
 
 class Exit(NamedTuple):
-    """A process that has gone: the signal that ended it or its exit code, and its largest resident set in bytes."""
+    """A process that has gone: the signal that ended it or its exit code, and its largest resident set in bytes. Those
+    that have gone with what they were forked from have the number of that `incident`."""
 
     key: int
     signal: int
     exit_code: int
     peak: int
+    incident: int = 0
 
     @classmethod
     def of(cls, key: int, status: int, peak: int = 0) -> Exit:

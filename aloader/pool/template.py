@@ -84,6 +84,7 @@ class TemplateStarter:
         self._unforked: list[Exit] = []  # workers that were ended before their job was loaded, to be reported yet
         self._lock = threading.Lock()  # `open` and `load` may run in a thread while the loader is closed
         self._closed = False
+        self._incidents = 0  # templates and stages that were lost
 
     def open(self) -> None:
         """Start the template, unless it runs."""
@@ -266,9 +267,10 @@ class TemplateStarter:
         if stage.loading:
             self._not_loaded(stage, "loading ended the process")
             return
+        self._incidents += 1
         for key in [key for key, owner in self._owners.items() if owner is stage.end]:
             del self._owners[key]
-            exits.append(Exit(key, signal.SIGKILL, 0, 0))
+            exits.append(Exit(key, signal.SIGKILL, 0, 0, self._incidents))
         if stage is self._stages[-1] or stage.users:
             self._begin_anew(exits)
         else:
@@ -278,10 +280,12 @@ class TemplateStarter:
         """The template is lost, or a stage with workers that nobody could end: all of them go, and others come."""
         with self._lock:
             died, code = self._end_of_template()
+            self._incidents += 1
             for key, owner in self._owners.items():
-                exits.append(Exit(key, died, code, 0) if owner is self._control else Exit(key, signal.SIGKILL, 0, 0))
+                how = (died, code) if owner is self._control else (signal.SIGKILL, 0)
+                exits.append(Exit(key, *how, 0, self._incidents))
             for stage in self._stages:
-                exits.extend(Exit(key, died, code, 0) for key, _, _ in stage.waiting)
+                exits.extend(Exit(key, died, code, 0, self._incidents) for key, _, _ in stage.waiting)
                 while stage.waiting:
                     stage.drop(stage.waiting.popleft())
                 stage.hang_up()

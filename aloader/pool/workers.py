@@ -1,16 +1,15 @@
-"""One worker process as the parent knows it, what comes from it, and how its death is told. Nothing waits here."""
+"""One worker process as the parent knows it, what comes from it, and what it has served. Nothing waits here."""
 
 from __future__ import annotations
 
-import signal
 from typing import Any
 
 from aloader.channel.leases import Mappings
 from aloader.channel.link import Link
 from aloader.channel.messages import Batch
 from aloader.channel.payload import unpack
-from aloader.channel.status import Doing, StatusPage
-from aloader.errors import SampleTimeout, WorkerLost
+from aloader.channel.status import StatusPage
+from aloader.errors import SampleTimeout
 from aloader.pool.inquiry import PageInquiry
 from aloader.pool.starter import Exit
 
@@ -50,6 +49,8 @@ class Worker:
         self.exit: Exit | None = None  # how it went, once that is reported
         self.fault: OSError | None = None  # why nothing more can be read from it
         self.stuck: SampleTimeout | None = None  # why it is killed, if it is for that
+        self.requested = False  # the user wants another one in its place
+        self.served = 0  # tickets that it has been given
         self.waits_to_write = False
         self.states = b""  # of its generators, when it was started; none: as they are seeded
         self.answered = -1, -1  # epoch and seq of the last ticket
@@ -76,32 +77,3 @@ def close_all(workers: dict[int, Worker]) -> None:
     for worker in workers.values():
         worker.link.close()
         worker.mappings.close()
-
-
-def describe(worker: Worker, exit: Exit, sample: Any, known: bool) -> WorkerLost:
-    """The error for a worker that has gone, in words."""
-    status = worker.page.read()
-    if worker.fault is not None:
-        how = f"was given up: {worker.fault}"
-    elif exit.signal:
-        name = signal.Signals(exit.signal).name if exit.signal in signal.valid_signals() else str(exit.signal)
-        how = f"was killed by signal {name}"
-    else:
-        how = f"exited unexpectedly with code {exit.exit_code}"
-    doing = {Doing.FETCHING: "fetching", Doing.COLLATING: "collating", Doing.WAITING: "waiting for memory"}
-    doing[Doing.DEBUGGING] = "its debugger was at work"
-    what = f" while {doing[status.doing]}" if status.doing in doing else ""
-    which = f" sample {sample!r}" if known and status.doing is Doing.FETCHING else ""
-    batch = f" (batch {status.seq})" if status.seq >= 0 else ""
-    hint = ""
-    if exit.signal == signal.SIGKILL and worker.fault is None:
-        hint = " SIGKILL often is the kernel's out-of-memory killer (see `dmesg`): use fewer workers or memory_limit=."
-    peak = f" Its peak memory was {exit.peak / 1e6:.0f} MB." if exit.peak else ""
-    return WorkerLost(
-        f"DataLoader worker (pid {worker.pid or 'unknown'}) {how}{what}{which}{batch}.{peak}{hint}",
-        worker=worker.slot,
-        pid=worker.pid,
-        signal=exit.signal,
-        exit_code=exit.exit_code,
-        sample=sample if known else None,
-    )

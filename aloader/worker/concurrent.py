@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from aloader.channel.messages import Ticket
@@ -22,6 +23,7 @@ from aloader.worker.fetch import Failed, Fetcher, Note
 from aloader.worker.generators import Seeding
 from aloader.worker.inline import TurnsAsync
 from aloader.worker.kinds import parts
+from aloader.worker.stepwise import Stepwise
 from aloader.worker.stream import StreamFetcher
 
 
@@ -62,7 +64,10 @@ class _Server:
         dataset = bench.job.dataset if bench.broken is None else None
         self._fetcher: Fetcher | StreamFetcher
         start = bench.start
-        self._fetcher = Fetcher(dataset, start.auto_collation, start.concurrency, threads, may_block=True)
+        # Whoever replaces a lost worker notes at which sample it is at each moment.
+        self._exact = start.generation > 0 and threads is None
+        wrap = partial(Stepwise, page=bench.page) if self._exact else None
+        self._fetcher = Fetcher(dataset, start.auto_collation, start.concurrency, threads, may_block=True, wrap=wrap)
         self._reading = -1  # the epoch whose share of an iterable dataset is being read
 
     async def run(self, begun: TurnsAsync | None) -> None:
@@ -165,9 +170,10 @@ class _Server:
             raise bench.broken
         bench.obey()
         clock = Clock(time.perf_counter())
+        doing = Doing.FETCHING if self._exact else Doing.FETCHING_SEVERAL
 
         def note(position: int) -> None:
-            bench.page.write(Doing.FETCHING, ticket.epoch, ticket.seq, position)
+            bench.page.write(doing, ticket.epoch, ticket.seq, position)
 
         seeding = seeding or bench.seeding(ticket)
         fetching = seeding.without_generators() if seeding is not None and bench.start.threads else seeding
@@ -181,6 +187,8 @@ class _Server:
         if collated.missing + need > max(ticket.allowance, need):
             await self._memory(ticket, collated.missing + need)
         bench.send(ticket, collated, clock)
+        if self._exact:
+            bench.page.write(Doing.AWAITING, ticket.epoch, ticket.seq)
 
     async def _memory(self, ticket: Ticket, nbytes: int) -> None:
         key = (ticket.epoch, ticket.seq)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from aloader.worker import at_hand
-from aloader.worker.flight import Begin, Cancelled, Flight
+from aloader.worker.flight import Begin, Cancelled, Flight, Wrap
 from aloader.worker.generators import AWAITED, TOGETHER, TOGETHER_AWAITED, Own, Seeding, driven
 from aloader.worker.kinds import draws_random_numbers, fetches_together, is_coroutine_function
 
@@ -112,12 +112,14 @@ class Fetcher:
         threads: Executor | None = None,
         *,
         may_block: bool = False,
+        wrap: Wrap | None = None,
     ) -> None:
-        """`may_block`: the loop is a worker's own, and may stand still while a sample that is at hand is copied."""
+        """`may_block`: the loop is a worker's own, and may stand still while a sample that is at hand is copied. `wrap`
+        is put around each sample's coroutine, if it is given."""
         self._dataset = dataset
         self._batched = batched
         self._take = at_hand.taker(dataset) if may_block else None
-        self._flight = Flight(concurrency)
+        self._flight = Flight(concurrency, wrap)
         self._threads = threads
         self._coroutines = is_coroutine_function(dataset)
         self._draws = draws_random_numbers(dataset)

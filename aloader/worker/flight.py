@@ -13,13 +13,15 @@ from contextvars import Context, copy_context
 from typing import Any
 
 Begin = Callable[[], Coroutine[Any, Any, Any]]
+Wrap = Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]]
 
 
 class Flight:
-    """Everything is called on one loop."""
+    """Everything is called on one loop. `wrap` is put around each coroutine, if it is given."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, wrap: Wrap | None = None) -> None:
         self._free = limit
+        self._wrap = wrap
         self._waiting: deque[Group] = deque()
 
     async def all(self, begins: Sequence[Begin]) -> list[Any]:
@@ -30,7 +32,7 @@ class Flight:
         """
         if not begins:
             return []
-        group = Group(begins)
+        group = Group(begins, self._wrap)
         self._waiting.append(group)
         self._fill()
         try:
@@ -74,7 +76,8 @@ class Cancelled(Exception):  # noqa: N818
 class Group:
     """What was asked for together, and what has begun of it, in order."""
 
-    def __init__(self, begins: Sequence[Begin]) -> None:
+    def __init__(self, begins: Sequence[Begin], wrap: Wrap | None = None) -> None:
+        self._wrap = wrap
         self._loop = asyncio.get_running_loop()
         self._begins = begins
         self._context: Context = copy_context()  # of whoever asks: a task is begun when somebody else's has ended
@@ -94,7 +97,8 @@ class Group:
 
     def begin_next(self) -> asyncio.Task[Any]:
         begin = self._begins[len(self.tasks)]
-        task = self._loop.create_task(begin(), context=self._context.copy())
+        coroutine = begin() if self._wrap is None else self._wrap(begin())
+        task = self._loop.create_task(coroutine, context=self._context.copy())
         self.tasks.append(task)
         task.add_done_callback(self._on_end)
         return task

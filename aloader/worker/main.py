@@ -18,10 +18,10 @@ from aloader import options
 from aloader.channel import context, flags
 from aloader.channel.job import Job, run_setup
 from aloader.channel.link import Link
-from aloader.channel.messages import Message, Ready, Start
+from aloader.channel.messages import Message, Ready, Start, Stop
 from aloader.channel.status import STACKS_SIGNAL, TASKS_SIGNAL, Doing, StatusPage, adopt
 from aloader.ranks import Ranks
-from aloader.worker import concurrent, cuda, inline, seeds, tasks
+from aloader.worker import concurrent, cuda, inline, last_words, seeds, tasks
 from aloader.worker.bench import Bench, guarded
 from aloader.worker.breakpoints import Breakpoints
 from aloader.worker.heap import keep_what_is_freed
@@ -45,13 +45,13 @@ def run(end: socket.socket, status: int, load: Callable[[], Job], *, carried: bo
     keep_what_is_freed()
     _name_thread("pt_data_worker")  # as profilers and `top -H` show torch's workers
     link, page = Link(end), adopt(status)
+    last_words.keep(page)
     _answer_where_it_stands(page)
     os.register_at_fork(after_in_child=link.close)  # a process of the user's must not keep the link open
     try:
         messages = _first_messages(link)
-        if messages:
-            start = messages.pop(0)
-            assert isinstance(start, Start), f"the first message was {start!r}"
+        start = messages.pop(0) if messages else Stop()
+        if isinstance(start, Start):  # else it was a spare, which nobody has needed
             bench = Bench(link, page, start)
             bench.hear(messages)
             _work(bench, load, carried, settled)

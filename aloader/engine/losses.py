@@ -1,0 +1,79 @@
+"""Lost workers: how many of them are replaced, and which ticket is to blame, if one is. Pure; queues nothing.
+
+A worker may die of anything: the kernel's want of memory, somebody's `kill`, a crash in a decoder. Only what it was
+working on can be to blame, and mostly is not. So a ticket at which two workers have died is given by itself, to a fresh
+worker that fetches its samples one by one; and a sample is guilty only if the worker dies of it then, at the very place
+where others have died before, or may have. (Blaming what a worker merely holds condemns a hundred innocents in three
+hundred kills; and blaming the ticket alone, still some.)
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aloader.engine.events import WorkerLost
+from aloader.engine.slots import Slot, Ticket
+
+#: Deaths after which a ticket is given alone.
+SUSPECT_AFTER: Final = 2
+
+
+class Losses:
+    """What an epoch has lost so far. `tolerant`: a ticket can do without a sample that ends workers."""
+
+    __slots__ = ("_charged", "_incident", "_max", "_oom", "_tolerant", "replaced")
+
+    def __init__(self, max_restarts: int, *, tolerant: bool) -> None:
+        self._max = max_restarts
+        self._tolerant = tolerant
+        self._charged = 0  # of `max_restarts`
+        self._incident = 0, False  # the latest, and whether its workers are replaced
+        self._oom = False  # a worker has been ended for want of memory, and replaced
+        self.replaced = 0
+
+    def is_replaced(self, event: WorkerLost) -> bool:
+        """Whether another process comes in place of the lost one. What has ended several counts once; the second one
+        that the kernel ended for want of memory is one too many."""
+        incident, answer = self._incident
+        if not event.incident or event.incident != incident:
+            answer = self._charged < self._max and not (event.oom and self._oom)
+            self._charged += answer
+            self._oom |= event.oom
+            if event.incident:
+                self._incident = event.incident, answer
+        self.replaced += answer
+        return answer
+
+    def condemned(self, slot: Slot, event: WorkerLost) -> Ticket | None:
+        """The ticket that is not to be tried again, if there is one; others are suspected, or do without a sample."""
+        if not event.certain:
+            for ticket in slot.held.values():
+                _note_death(ticket, None)
+            return None
+        blamed = slot.held.get(event.running) if event.running is not None else None
+        if blamed is None or not _is_guilty(blamed, event.place, stuck=event.stuck):
+            return None
+        # Its workers' deaths are explained, this one included, which will be charged next.
+        self._charged = max(-1, self._charged - (2 if event.stuck else len(blamed.deaths)))
+        if not self._tolerant or event.place is None:
+            return blamed
+        blamed.without += ((event.place, event.error),)
+        blamed.deaths, blamed.stuck_at, blamed.alone = (), None, False
+        return None
+
+
+def _is_guilty(ticket: Ticket, place: int | None, *, stuck: bool) -> bool:
+    """A worker has died at work on `ticket`, at the sample in this place (None: at all of it), or has been stuck there.
+    Whether that is not to be tried again."""
+    if stuck:
+        guilty, ticket.stuck_at = place is not None and ticket.stuck_at == place, place
+        return guilty
+    there = [before for before in ticket.deaths if before in (place, None)]
+    guilty = ticket.alone and len(there) >= SUSPECT_AFTER
+    _note_death(ticket, place)
+    return guilty
+
+
+def _note_death(ticket: Ticket, place: int | None) -> None:
+    ticket.deaths += (place,)
+    ticket.alone = len(ticket.deaths) >= SUSPECT_AFTER
