@@ -22,8 +22,8 @@ Row = Sequence[Any]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One epoch. `batches` are indices in their order; samples of `corrupt` raise, those of `poison` kill their worker, and
-    `on_error` says what comes in their place."""
+    """One epoch. `batches` are indices in their order; samples of `corrupt` raise, those of `poison` kill their worker,
+    and `on_error` says what comes in their place."""
 
     batches: tuple[tuple[int, ...], ...]
     checksums: Mapping[int, int]

@@ -215,7 +215,7 @@ def _arguments(random: Random, kind: str, workers: int, batch_size: int) -> dict
         "persistent_workers": bool(workers) and random.random() < 0.5,
         "prefetch_factor": random.choice((None, None, 1, 2, 5)) if workers else None,
         "timeout": random.choice((0, 15)) if workers else 0,
-        "max_batches_per_worker": random.choice((None, None, 1, 3, 10)) if workers else None,
+        "max_batches_per_worker": random.choice((None, None, 3, 10, 30)) if workers else None,
         "max_worker_restarts": random.choice((PLENTY, PLENTY, PLENTY, 3, 0)),
     }
     if kind == "threads" or (kind in ("async", "store") and random.random() < 0.6):
