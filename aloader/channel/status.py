@@ -189,10 +189,10 @@ class StatusPage:
         return self._memory[_STACKS_AT : os.lseek(self._fd, 0, os.SEEK_CUR)]
 
     @property
-    def crash(self) -> str:
-        """Where the worker has crashed, as its `faulthandler` has written it; "" if it has not."""
-        _, fatal, text = self.stacks.decode(errors="replace").rpartition("Fatal Python error: ")
-        return fatal + text if fatal else ""
+    def crash(self) -> bytes:
+        """Where the worker has crashed, as its `faulthandler` has written it; b"" if it has not."""
+        _, fatal, text = self.stacks.rpartition(b"Fatal Python error: ")
+        return fatal + text if fatal else b""
 
     def say(self, text: str) -> None:
         """The worker: it writes this to its standard error."""

@@ -2,7 +2,7 @@
 
 A pure, synchronous state machine: feed `Dispatcher.handle` one event at a time and carry out the commands it returns,
 in their order. No asyncio, processes, torch, clock, logging or I/O may enter here. It makes no difference how late the
-driver answers a command; events of different workers may come in any order.
+driver answers a command; events of different workers may come in any order. (`work` says why nothing is stuck.)
 
 A ticket is always in exactly one place, and the place is its state:
 
@@ -39,12 +39,6 @@ What holds after every event:
 Of an iterable dataset, tickets are interchangeable: each says "the next batch of yours". A slot whose worker has run
 dry is given no more; what it had left is skipped, and others are drawn for those that go on. A worker that is lost and
 not replaced takes its share with it: one ticket says so, and the rest of its tickets are skipped.
-
-Why nothing is stuck for ever: with `in_order=True` take the lowest undelivered ticket. All that its slot holds or has
-queued is higher, so it has credit as soon as its worker is ready; when all that was delivered has been consumed, it may
-exceed the budget. With `in_order=False` whatever is under way will free memory on its own; if nothing is and nothing is
-unconsumed, the lowest waiting ticket may exceed the budget. (Not "the lowest that has not arrived": that one may have
-come back from a lost worker and find every other worker full of tickets that wait for memory.)
 """
 
 from __future__ import annotations
@@ -229,8 +223,7 @@ class Dispatcher:
             return
         self._last_loss = event.error
         if self._config.interchangeable:
-            complete = slot.dry and not slot.held
-            if complete or not self._losses.is_replaced(event):
+            if self._is_complete(slot) or not self._losses.is_replaced(event):
                 self._lose_share(slot, event.running, commands)
             else:
                 self._work.take_back(slot, None)
@@ -260,7 +253,7 @@ class Dispatcher:
     def _lose_share(self, slot: Slot, running: int | None, commands: list[Command]) -> None:
         """The rest of a lost worker's share is lost with it. That is said once, in the place of one of its tickets, or
         of the next one drawn."""
-        complete = slot.dry and not slot.held
+        complete = self._is_complete(slot)
         lost = self._work.abandon(slot)
         if lost:
             told = running if running in lost else min(lost)
@@ -270,6 +263,10 @@ class Dispatcher:
             self._untold = True
         self._skip(lost, commands)
         self._work.refill(slot, commands)
+
+    def _is_complete(self, slot: Slot) -> bool:
+        """Whether its worker has nothing left to make: its share has been read, and all of it has arrived."""
+        return slot.dry and not slot.held and not slot.own.queue
 
     def _tell(self, seq: int, commands: list[Command]) -> None:
         self._untold = False

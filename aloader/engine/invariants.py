@@ -83,7 +83,8 @@ def _check_lane(lane: Lane, work: Work, credit: int) -> None:
     assert lane.live == sum(not slot.ended and not slot.dry for slot in members)
     dealt = any(slot.dealt is lane for slot in work.slots)
     assert dealt or (lane in work.cycle) == (lane.live > 0), "a lane is drawn for if and only if it has a live slot"
-    assert lane.live or not lane.queue, "tickets are queued where nobody will take them"
+    again = any(slot.dry and slot.own is lane for slot in members)  # what its last worker had begun
+    assert lane.live or again or not lane.queue, "tickets are queued where nobody will take them"
     assert all(work.tickets[seq].lane is lane for seq in lane.queue)
     takers = [slot for slot in members if slot.can_take(credit)]
     if isinstance(lane, SharedLane):

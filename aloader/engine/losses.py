@@ -38,10 +38,10 @@ class Losses:
         if not event.incident or event.incident != incident:
             answer = self._charged < self._max and not (event.oom and self._oom)
             self._charged += answer
-            self._oom |= event.oom
             if event.incident:
                 self._incident = event.incident, answer
         self.replaced += answer
+        self._oom |= event.oom and answer
         return answer
 
     def condemned(self, slot: Slot, event: WorkerLost) -> Ticket | None:

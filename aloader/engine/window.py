@@ -14,7 +14,18 @@ class Window:
     wait, nothing is blocked, and no memory is taken for that. Only while `far` batches stay under `far_bytes`.
     """
 
-    __slots__ = ("_far", "_far_bytes", "_farthest", "_narrow", "_wide", "_wide_bytes", "outstanding", "pending", "size")
+    __slots__ = (
+        "_far",
+        "_far_bytes",
+        "_farthest",
+        "_halved",
+        "_narrow",
+        "_wide",
+        "_wide_bytes",
+        "outstanding",
+        "pending",
+        "size",
+    )
 
     def __init__(self, narrow: int, wide: int, far: int, wide_bytes: int, far_bytes: int) -> None:
         self._narrow = narrow
@@ -23,6 +34,7 @@ class Window:
         self._wide_bytes = wide_bytes
         self._far_bytes = far_bytes
         self._farthest = 0
+        self._halved = False
         self.size = narrow
         self.outstanding = 0
         self.pending = 0  # the part of it that the sampler still owes
@@ -33,7 +45,10 @@ class Window:
         self._farthest = self._far if nbytes * self._far <= self._far_bytes else 0
 
     def halve(self) -> None:
-        """Memory is short: half as much from now on."""
+        """Memory is short: half as much from now on, however often this is said."""
+        if self._halved:
+            return
+        self._halved = True
         self._narrow, self._wide, self.size = (max(1, bound // 2) for bound in (self._narrow, self._wide, self.size))
         self._far, self._farthest = self._far // 2, self._farthest // 2
 

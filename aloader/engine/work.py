@@ -2,6 +2,12 @@
 
 Assigning needs a ticket at the front of a queue, a slot that can take it, and memory; the first two are settled in
 `slots`, the sums of the third in `memory`. What follows from an arrival or a loss is the dispatcher's business.
+
+Why nothing is stuck for ever: with `in_order=True` take the lowest undelivered ticket. All that its slot holds or has
+queued is higher, so it has credit as soon as its worker is ready; when all that was delivered has been consumed, it may
+exceed the budget. With `in_order=False` whatever is under way will free memory on its own; if nothing is and nothing is
+unconsumed, the lowest waiting ticket may exceed the budget. (Not "the lowest that has not arrived": that one may have
+come back from a lost worker and find every other worker full of tickets that wait for memory.)
 """
 
 from __future__ import annotations
@@ -262,7 +268,7 @@ class Work:
     def end(self, slot: Slot) -> list[int]:
         """Give up a slot that holds nothing: the seqs that nobody will work on, since it was the last of its lane."""
         slot.ended = True
-        return [] if slot.dry else self._leave_lane(slot)
+        return self._strand(slot.own) if slot.dry else self._leave_lane(slot)
 
     def _leave_lane(self, slot: Slot) -> list[int]:
         lane = slot.lane
@@ -276,6 +282,10 @@ class Work:
         if lane.live:
             return []
         self.cycle.remove(lane)
+        return self._strand(lane)
+
+    def _strand(self, lane: Lane) -> list[int]:
+        """Nobody will take what is queued there."""
         stranded = sorted(lane.queue)
         lane.queue.clear()
         for seq in stranded:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from aloader import engine, errors
+from aloader.channel import stacks
 from aloader.channel.status import Doing, Status
 from aloader.pool.starter import Exit
 from aloader.pool.workers import Worker
@@ -17,7 +18,7 @@ from aloader.pool.workers import Worker
 if TYPE_CHECKING:
     from aloader.pool.crew import Crew
 
-#: What is said of the end of a worker's stack and of its output.
+#: What is shown of its output.
 _LAST_LINES: Final = 12
 
 
@@ -118,13 +119,10 @@ def _while(status: Status, sample: Any) -> str:
 
 def last_words(worker: Worker) -> str:
     """Where it crashed, as `faulthandler` has written it, and what it last wrote to its standard error."""
-    crash = _lines(worker.page.crash)
-    said = _lines(worker.page.said)
-    return (f"\nIt crashed here:\n{crash}" if crash else "") + (f"\nIts last lines of stderr:\n{said}" if said else "")
-
-
-def _lines(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.strip().splitlines()[-_LAST_LINES:])
+    crash = [stacks.text(stack.frames) for stack in stacks.different(stacks.parse(worker.page.crash))[:1]]
+    said = worker.page.said.strip().splitlines()[-_LAST_LINES:]
+    where = "\nIt crashed here (most recent call last):\n" + crash[0] if crash else ""
+    return where + ("\nThe last that it wrote to stderr:\n  " + "\n  ".join(said) if said else "")
 
 
 def standing(worker: Any, epoch: Mourner) -> str:

@@ -27,8 +27,10 @@ from aloader.engine import (
     Grant,
     NeedMemory,
     Opened,
+    Prepare,
     Raise,
     RanDry,
+    Replace,
     Restart,
     TicketFailed,
     WorkerLost,
@@ -58,6 +60,13 @@ class Fate:
     excess: int = 0  # bytes by which its batch was larger than reserved
     ahead: bool = False  # it was allowed to exceed the limit
     outcome: Deliver | Raise | None = None
+    deaths: list[int | None] = field(default_factory=list)  # where workers died at it
+    stuck_at: int | None = None
+    without: tuple[tuple[int, object], ...] = ()
+
+    @property
+    def alone(self) -> bool:
+        return len(self.deaths) > 1
 
 
 @dataclass
@@ -68,6 +77,14 @@ class Place:
     ready: bool = False
     ended: bool = False
     dry: bool = False
+    served: int = 0
+    given: int = 0  # of these in this epoch
+    prepared: bool = False
+
+    def begin_anew(self) -> None:
+        self.generation += 1
+        self.ready = self.prepared = False
+        self.served = self.given = 0
 
 
 @dataclass
@@ -80,7 +97,13 @@ class Oracle:
     latest: int | None = None  # bytes of the latest batch
     loss: object = None
     untold: bool = False  # a share was lost, and nothing has said so
-    restarts: int = 0
+    restarts: int = 0  # workers replaced
+    charged: int = 0  # those that count
+    incident: tuple[int, bool] = (0, False)
+    oom_seen: bool = False  # a worker took too much memory
+    wide: bool = False  # the latest batch allows the wide window
+    far: bool = False  # and the far one
+    starved: bool = False  # a worker took too much memory, and was replaced: half the windows
     finished: bool = False
     closed: bool = False
     owed: list[Command] = field(default_factory=list)  # commands that the event itself calls for
@@ -98,8 +121,30 @@ class Oracle:
         return [fate for fate in self.those("held") if fate.slot == slot]
 
     def takers(self) -> list[int]:
-        able = [s for s, place in enumerate(self.places) if place.ready and not place.dry]
-        return [s for s in able if len(self.held_by(s)) < self.config.credit]
+        return [slot for slot, place in enumerate(self.places) if place.ready and self.has_room(slot)]
+
+    def has_room(self, slot: int) -> bool:
+        held = self.held_by(slot)
+        if any(fate.alone for fate in held) or (held and self.worn(slot)):
+            return False
+        return len(held) < self.config.credit
+
+    def worn(self, slot: int) -> bool:
+        return bool(self.config.lifetime) and self.places[slot].served >= self.config.lifetime
+
+    def front(self, slot: int) -> Fate | None:
+        """What a slot that can take something would be given, or another process for it: its own first."""
+        queued = self.those("queued")
+        mine = [fate for fate in queued if fate.home == slot]
+        if not mine and slot in self.first_free_takers():
+            mine = [fate for fate in queued if fate.home is None]
+        return min(mine, key=lambda fate: fate.seq, default=None)
+
+    def first_free_takers(self) -> list[int]:
+        """Those that hold least."""
+        free = self.free_takers()
+        fewest = min((len(self.held_by(slot)) for slot in free), default=0)
+        return [slot for slot in free if len(self.held_by(slot)) == fewest]
 
     def live(self) -> list[int]:
         return [slot for slot, place in enumerate(self.places) if not place.ended and not place.dry]
@@ -111,12 +156,10 @@ class Oracle:
         return min((fate.seq for fate in self.fates if fate.state in ("queued", "held", "landed")), default=-1)
 
     def window(self) -> int:
-        few = min(self.config.wide_window_bytes, self.config.memory_limit // 4)
-        small = self.latest is not None and self.latest * self.config.window <= few
-        size = self.config.window if small else self.config.narrow_window
-        if self.latest is None or self.latest * self.config.far_window > self.config.memory_limit // 4:
-            return size
-        return max(size, min(self.config.far_window, size + len(self.blocked())))
+        half = 2 if self.starved else 1
+        wide, narrow = (max(1, bound // half) for bound in (self.config.window, self.config.narrow_window))
+        size = wide if self.wide else narrow
+        return max(size, min(self.config.far_window // half if self.far else 0, size + len(self.blocked())))
 
     def blocked(self) -> list[Fate]:
         """What has its outcome, and may not leave before another."""
@@ -135,16 +178,14 @@ class Oracle:
     def requests(self) -> dict[int, int]:
         """Who could go on if there were memory, and how many bytes each would have then."""
         wanted = {fate.seq: fate.asked for fate in self.those("held") if fate.asked is not None}
-        takers, queued = self.takers(), self.those("queued")
-        fronts = [min((f.seq for f in queued if f.home == slot), default=None) for slot in takers]
-        if self.free_takers():
-            fronts.append(min((f.seq for f in queued if f.home is None), default=None))
-        return wanted | {seq: self.allowance() for seq in fronts if seq is not None}
+        fronts = [(slot, front) for slot in self.takers() if (front := self.front(slot)) is not None]
+        able = [fate.seq for slot, fate in fronts if not (fate.alone and self.held_by(slot))]
+        return wanted | {seq: self.allowance() for seq in able}
 
     def free_takers(self) -> list[int]:
         """Those that may take what is anybody's: none that has something of its own to begin with."""
         homes = {fate.home for fate in self.those("queued")}
-        return [slot for slot in self.takers() if slot not in homes]
+        return [slot for slot in self.takers() if slot not in homes and not self.places[slot].dry]
 
     def fits(self, seq: int, nbytes: int) -> bool:
         return self.reserved() - self.fates[seq].reserved + nbytes <= self.config.memory_limit
@@ -177,9 +218,9 @@ class Oracle:
                 self._drawn(indices)
             case Exhausted():
                 self.pending, self.drawing = 0, False
-            case WorkerReady(slot, generation):
-                if self._is_current(slot, generation):
-                    self.places[slot].ready = True
+            case WorkerReady(slot, generation, served):
+                if self._is_current(slot, generation) and not self.places[slot].ready:
+                    self.places[slot].ready, self.places[slot].served = True, served
             case NeedMemory(slot, generation, seq, nbytes):
                 if fate := self._held(slot, generation, seq):
                     fate.asked = nbytes
@@ -191,9 +232,9 @@ class Oracle:
             case RanDry(slot, generation, seq):
                 if self._is_current(slot, generation):
                     self._ran_dry(slot, seq)
-            case WorkerLost(slot, generation, running, error):
+            case WorkerLost(slot, generation):
                 if self._is_current(slot, generation):
-                    (self._share_lost if self.config.interchangeable else self._lost)(slot, running, error)
+                    (self._share_lost if self.config.interchangeable else self._lost)(event)
             case Consumed(seq):
                 assert self.fates[seq].state == "out"
                 self.fates[seq].state = "consumed"
@@ -248,23 +289,33 @@ class Oracle:
                 fate.home = None
 
     def _ran_dry(self, slot: int, seq: int) -> None:
-        self.places[slot].dry = True
-        self._free_homed(slot)
-        for fate in [*(f for f in self.held_by(slot) if f.seq >= seq), *self._of_nobody(slot)]:
+        again, self.places[slot].dry = self.places[slot].dry, True
+        if not again:
+            self._free_homed(slot)
+        for fate in [*(f for f in self.held_by(slot) if f.seq >= seq), *([] if again else self._of_nobody(slot))]:
             self._skip(fate)
         self.drawing = self.drawing and (bool(self.live()) or self.untold)
 
-    def _share_lost(self, slot: int, running: int | None, error: object) -> None:
-        self.loss = error
+    def _share_lost(self, event: WorkerLost) -> None:
+        self.loss, slot = event.error, event.slot
         place, held = self.places[slot], self.held_by(slot)
-        whole = place.dry and not held
-        was_dry, place.ended, place.ready = place.dry, True, False
-        self._free_homed(slot)
-        left = {fate.seq: fate for fate in held} | ({} if was_dry else {f.seq: f for f in self._of_nobody(slot)})
-        told = running if running in left else min(left, default=None)
+        mine = [fate for fate in self.those("queued") if fate.home == slot]
+        whole = place.dry and not held and not mine
+        if not whole and self._may_restart(event):
+            for fate in held:
+                self._queue_again(fate, slot)
+            self._restart(event)
+            return
+        place.ended, place.ready = True, False
+        if place.dry:
+            left = {fate.seq: fate for fate in [*held, *mine]}
+        else:
+            self._free_homed(slot)
+            left = {fate.seq: fate for fate in [*held, *self._of_nobody(slot)]}
+        told = event.running if event.running in left else min(left, default=None)
         for fate in left.values():
             if fate.seq == told:
-                self._fail(fate, error)
+                self._fail(fate, event.error)
             else:
                 self._skip(fate)
         self.untold = self.untold or (told is None and not whole)
@@ -278,32 +329,74 @@ class Oracle:
         fate.state, fate.slot, fate.asked = "landed", None, None
         fate.excess = max(0, event.nbytes - fate.reserved)
         fate.reserved = self.latest = event.nbytes
+        half = 2 if self.starved else 1
+        few = min(self.config.wide_window_bytes, self.config.memory_limit // 4)
+        self.wide = event.nbytes * max(1, self.config.window // half) <= few
+        self.far = event.nbytes * (self.config.far_window // half) <= self.config.memory_limit // 4
         fate.outcome = Deliver(event.seq, event.batch)
 
     def _fail(self, fate: Fate, error: object) -> None:
         fate.state, fate.slot, fate.asked, fate.reserved, fate.ahead = "landed", None, None, 0, False
         fate.outcome = Raise(fate.seq, error)
 
-    def _lost(self, slot: int, running: int | None, error: object) -> None:
-        self.loss = error
-        for fate in self.held_by(slot):
-            fate.state, fate.slot, fate.asked, fate.reserved, fate.ahead = "queued", None, None, 0, False
-            fate.home = fate.home if self.config.in_order else None
-            if fate.seq == running:
-                self._fail(fate, error)
-        place = self.places[slot]
-        place.ready = False
-        if self.restarts < self.config.max_restarts:
-            self.restarts += 1
-            place.generation += 1
-            self.owed.append(Restart(slot, place.generation))
+    def _lost(self, event: WorkerLost) -> None:
+        self.loss, slot = event.error, event.slot
+        held = self.held_by(slot)
+        blamed = next((fate for fate in held if fate.seq == event.running), None)
+        guilty = event.certain and blamed is not None and self._is_guilty(blamed, event)
+        if not event.certain:
+            for fate in held:
+                fate.deaths.append(None)
+        if guilty and blamed is not None:
+            self.charged = max(-1, self.charged - (2 if event.stuck else len(blamed.deaths)))
+            if self.config.tolerant and event.place is not None:
+                blamed.without += ((event.place, event.error),)
+                blamed.deaths, blamed.stuck_at, guilty = [], None, False
+        again = self._may_restart(event)
+        for fate in held:
+            self._queue_again(fate, slot if fate.alone else None)
+            if fate is blamed and (guilty or not again):
+                self._fail(fate, event.error)
+        if again:
+            self._restart(event)
             return
-        place.ended = True
+        place = self.places[slot]
+        place.ended, place.ready = True, False
         self._free_homed(slot)
         for fate in self.those("queued"):
             if not self.live() or (self.config.in_order and fate.home == slot):
-                self._fail(fate, error)
+                self._fail(fate, event.error)
                 self.drawing = self.drawing and bool(self.live())
+
+    def _is_guilty(self, fate: Fate, event: WorkerLost) -> bool:
+        if event.stuck:
+            before, fate.stuck_at = fate.stuck_at, event.place
+            return before is not None and before == event.place
+        there = [place for place in fate.deaths if place is None or place == event.place]
+        guilty = fate.alone and len(there) > 1
+        fate.deaths.append(event.place)
+        return guilty
+
+    def _queue_again(self, fate: Fate, home: int | None) -> None:
+        fate.state, fate.slot, fate.asked, fate.reserved, fate.ahead = "queued", None, None, 0, False
+        fate.home = fate.home if self.config.in_order else home
+
+    def _may_restart(self, event: WorkerLost) -> bool:
+        number, answer = self.incident
+        if event.incident == 0 or event.incident != number:
+            answer = self.charged < self.config.max_restarts and not (event.oom and self.oom_seen)
+            self.charged += answer
+            if event.incident:
+                self.incident = event.incident, answer
+        self.oom_seen = self.oom_seen or (event.oom and answer)
+        return answer
+
+    def _restart(self, event: WorkerLost) -> None:
+        place = self.places[event.slot]
+        place.begin_anew()
+        self.restarts += 1
+        self.starved = self.starved or event.oom
+        self.owed.append(Restart(event.slot, place.generation, event.oom))
 
     def _close(self) -> None:
         if self.closed:
@@ -325,6 +418,11 @@ class Oracle:
                 self.pending += command.tickets if isinstance(command, Draw) else 0
             case Assign():
                 self._check_assign(command)
+            case Prepare(slot):
+                assert self._wants_another_soon(slot)
+                self.places[slot].prepared = True
+            case Replace():
+                self._check_replace(command)
             case Grant():
                 self._check_grant(command)
             case Deliver(seq) | Raise(seq):
@@ -338,6 +436,20 @@ class Oracle:
                 assert not self.finished
                 self.finished = True
 
+    def _wants_another_soon(self, slot: int) -> bool:
+        place, lifetime = self.places[slot], self.config.lifetime
+        soon = lifetime > 0 and place.served > lifetime - 2 * self.config.credit
+        return soon and place.given > 0 and not place.prepared
+
+    def _check_replace(self, command: Replace) -> None:
+        place, front = self.places[command.slot], self.front(command.slot)
+        assert command.slot in self.takers()
+        assert not self.held_by(command.slot)
+        assert front is not None, "nothing waits for another process"
+        assert self.worn(command.slot) or (front.alone and place.served), "its process will do"
+        place.begin_anew()
+        assert place.generation == command.generation
+
     def _check_assign(self, command: Assign) -> None:
         fate, wanted = self.fates[command.seq], self.requests()
         assert fate.state == "queued"
@@ -348,10 +460,14 @@ class Oracle:
             assert command.slot == fate.home, "not its slot by the round robin"
         else:
             assert command.slot in self.free_takers(), "it has its own to begin with"
-            fewest = min(len(self.held_by(slot)) for slot in self.free_takers())
-            assert len(self.held_by(command.slot)) == fewest, "another slot holds fewer"
+            assert command.slot in self.first_free_takers(), "another slot holds fewer"
+        place = self.places[command.slot]
+        assert not self.worn(command.slot)
+        assert (command.alone, command.without) == (fate.alone, fate.without)
+        assert not fate.alone or place.served == 0, "a suspect needs a fresh worker"
         self._check_turn(command.seq, wanted)
         fate.state, fate.slot, fate.reserved = "held", command.slot, command.allowance
+        place.served, place.given = place.served + 1, place.given + 1
 
     def _check_grant(self, command: Grant) -> None:
         fate = self.fates[command.seq]
@@ -384,6 +500,12 @@ class Oracle:
             lowest = min(wanted)
             assert not self.fits(lowest, wanted[lowest]), f"{lowest} waits, and there is memory"
             assert not self.may_exceed(lowest), f"{lowest} waits, and all wait for it"
+        for slot, place in enumerate(self.places):
+            assert self.closed or not self._wants_another_soon(slot), "nobody was told to prepare"
+            own = min((fate for fate in self.those("queued") if fate.home == slot), key=lambda f: f.seq, default=None)
+            if own is not None and slot in self.takers() and not self.held_by(slot):
+                assert not self.worn(slot), "it waits for another process"
+                assert not own.alone or not place.served, "it waits for a fresh process"
         for fate in self.those("held"):
             assert fate.asked is None or fate.asked > fate.reserved, "what it asks for it has"
 

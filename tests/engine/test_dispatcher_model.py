@@ -51,7 +51,9 @@ def configs(draw: st.DrawFn, *, in_order: bool, interchangeable: bool) -> Dispat
         in_order=in_order,
         wide_window_bytes=draw(st.sampled_from([10, 50, 1000])),
         first_allowance=draw(st.sampled_from([1, 10, 40, 150])),
-        max_restarts=0 if interchangeable else draw(st.integers(0, 4)),
+        max_restarts=draw(st.integers(0, 4)),
+        lifetime=draw(st.sampled_from([0, 0, 1, 2, 5])),
+        tolerant=draw(st.booleans()),
         first=draw(st.sampled_from([0, 0, 7])),
         first_slot=draw(st.integers(0, slots - 1)),
         far_window=draw(st.sampled_from([0, 0, 2 * narrow, 5 * narrow])),
@@ -78,7 +80,7 @@ class Machine(RuleBasedStateMachine):
         self.dispatcher = Dispatcher(self.config)
         self.oracle = Oracle(self.config)
         self.samples = 10_000 if self.shares else samples  # shares end by running dry
-        self.losses = data.draw(st.sampled_from([0, 0, 2, 9]))
+        self.losses = data.draw(st.sampled_from([0, 2, 4, 9]))
         self.largest = data.draw(st.sampled_from([1, 10, 20, 120]))  # the smaller, the more have room, and ask for more
         self.may_close = data.draw(st.integers(0, 3)) == 0
         if data.draw(st.booleans()):
@@ -162,13 +164,14 @@ class Machine(RuleBasedStateMachine):
     # -- workers ----------------------------------------------------------------------------------------------------
 
     def starting(self) -> list[int]:
-        return [slot for slot in self.oracle.live() if not self.oracle.places[slot].ready]
+        return [slot for slot in self.oracle.alive() if not self.oracle.places[slot].ready]
 
     @precondition(lambda self: self.starting())
     @rule(data=st.data())
     def become_ready(self, data: st.DataObject) -> None:
         slot = data.draw(st.sampled_from(self.starting()))
-        self.tell(WorkerReady(slot, self.oracle.places[slot].generation))
+        served = data.draw(st.sampled_from([0, 0, 0, 3])) if self.oracle.places[slot].generation == 0 else 0
+        self.tell(WorkerReady(slot, self.oracle.places[slot].generation, served))
 
     @precondition(lambda self: self.oracle.those("held"))
     @rule(data=st.data(), nbytes=SIZES, as_allowed=st.booleans())
@@ -202,8 +205,15 @@ class Machine(RuleBasedStateMachine):
         self.losses -= 1
         slot = data.draw(st.sampled_from(self.oracle.alive()))
         mine = [fate.seq for fate in self.oracle.held_by(slot)]
-        running = data.draw(st.sampled_from([None, 0, *mine]))
-        self.tell(WorkerLost(slot, self.oracle.places[slot].generation, running, f"lost {error}"))
+        running = data.draw(st.sampled_from([None, 0, *mine, *mine]))
+        how: dict[str, Any] = {
+            "place": data.draw(st.sampled_from([None, 0, 0, 1])),
+            "certain": data.draw(st.sampled_from([True, True, False])),
+            "incident": data.draw(st.sampled_from([0, 0, 0, 1, 2])),
+            "oom": data.draw(st.sampled_from([False, False, False, True])),
+            "stuck": data.draw(st.sampled_from([False, False, True])),
+        }
+        self.tell(WorkerLost(slot, self.oracle.places[slot].generation, running, f"lost {error}", **how))
 
     @rule(data=st.data(), old=st.integers(0, 2), nbytes=SIZES)
     def speak_out_of_turn(self, data: st.DataObject, old: int, nbytes: int) -> None:
@@ -263,7 +273,7 @@ class Machine(RuleBasedStateMachine):
 
     def make_progress(self) -> None:
         for slot, place in enumerate(self.oracle.places):
-            if not place.ready and not place.ended and not place.dry:
+            if not place.ready and not place.ended:
                 self.tell(WorkerReady(slot, place.generation))
         while self.oracle.pending:
             self.answer_draw()
