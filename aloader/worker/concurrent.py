@@ -68,6 +68,8 @@ class _Server:
         self._exact = start.generation > 0 and threads is None
         wrap = partial(Stepwise, page=bench.page) if self._exact else None
         self._fetcher = Fetcher(dataset, start.auto_collation, start.concurrency, threads, may_block=True, wrap=wrap)
+        # What workers have died at is fetched one by one, in threads too: so that the next death tells which it was.
+        self._alone = Fetcher(dataset, start.auto_collation, 1, threads, may_block=True) if threads else None
         self._reading = -1  # the epoch whose share of an iterable dataset is being read
 
     async def run(self, begun: TurnsAsync | None) -> None:
@@ -170,14 +172,15 @@ class _Server:
             raise bench.broken
         bench.obey()
         clock = Clock(time.perf_counter())
-        doing = Doing.FETCHING if self._exact else Doing.FETCHING_SEVERAL
+        alone = self._alone if ticket.alone else None
+        doing = Doing.FETCHING if self._exact or alone else Doing.FETCHING_SEVERAL
 
         def note(position: int) -> None:
             bench.page.write(doing, ticket.epoch, ticket.seq, position)
 
         seeding = seeding or bench.seeding(ticket)
         fetching = seeding.without_generators() if seeding is not None and bench.start.threads else seeding
-        samples = await fetcher.fetch(ticket.indices, note, fetching, clock.marked)
+        samples = await (alone or fetcher).fetch(ticket.indices, note, fetching, clock.marked)
         clock.fetched = time.perf_counter()
         need = bench.need_before(samples)
         if need > ticket.allowance:

@@ -34,6 +34,7 @@ class Watch:
     complaints: list[str] = field(default_factory=list)
     waits: list[tuple[float, float]] = field(default_factory=list)  # from when to when it waited for a batch
     iterator: Any = None  # the latest: whoever finds the consumer stuck asks it why
+    ended_early: bool = False
     kept: Kept = field(default_factory=lambda: Kept(0))
     _epoch: int = -1
     _taken: int = 0
@@ -82,6 +83,7 @@ class Watch:
         """The epoch has come to its end."""
         assert self._oracle is not None
         self._oracle.ended()
+        self.ended_early |= self._oracle.ended_early
         self.injector.idle(self._epoch)
 
     def look_again(self) -> None:

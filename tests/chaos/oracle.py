@@ -76,6 +76,7 @@ class EpochOracle:
         self.tally = tally or Tally()
         self.complaints: list[str] = []
         self.lost = 0
+        self.ended_early = False  # with a loss: whoever could make the rest had no restarts left
         self._place = 0
         self._batches = [self._as_it_comes(batch) for batch in expected.batches]
         self._left = Counter(self._batches)
@@ -107,10 +108,10 @@ class EpochOracle:
     def ended(self) -> None:
         """The epoch is over."""
         missing = sum(self._left.values())
-        if missing > self.lost and not (self.expected.shares and self.lost):
+        self.ended_early = self.lost > 0 and missing > self.lost
+        if missing > self.lost and not self.lost:
             some = ", ".join(_short(batch) for batch in list(+self._left)[:3])
-            lost = f"{self.lost} of them lost with WorkerLost"
-            self.complaints.append(f"the epoch ended {missing} batches short, {lost}: {some}")
+            self.complaints.append(f"the epoch ended {missing} batches short: {some}")
 
     # ---------------------------------------------------------------------------------------------------------------
 
@@ -198,13 +199,13 @@ class Kept:
         return complaints
 
 
-def losses(lost: int, kills: int, restarts: int, blamed_after: int = 2) -> str | None:
-    """Whether so many batches may have failed with `WorkerLost`, after so many workers were killed in the epoch.
+def losses(lost: int, kills: int, restarts: int, *, early: bool = False, blamed_after: int = 2) -> str | None:
+    """Whether so many batches may have failed with `WorkerLost`, after so many workers were killed.
 
-    None if they may: the loader had used up its restarts, or one batch's worker was killed so often that the batch
-    itself was to blame, as far as anybody could know.
+    None if they may: the loader had used up its restarts (then the epoch may end `early`, too), or one batch's worker
+    was killed so often that the batch itself was to blame, as far as anybody could know.
     """
-    if not lost or kills > restarts or kills > blamed_after:
+    if not lost or kills > restarts or (kills > blamed_after and not early):
         return None
     return f"{lost} batches failed with WorkerLost, with {kills} workers killed and {restarts} restarts allowed"
 

@@ -191,7 +191,8 @@ def _consume(scenario: Scenario, pool: WorkerPool | None, watch: Watch) -> None:
 def _sum_up(outcome: Outcome, scenario: Scenario, watch: Watch) -> None:
     tally, struck = watch.tally, watch.injector.struck
     kills = sum(struck.killed_in.values())
-    complaint = losses(tally.lost, kills, scenario.arguments.get("max_worker_restarts", PLENTY))
+    restarts = scenario.arguments.get("max_worker_restarts", PLENTY)
+    complaint = losses(tally.lost, kills, restarts, early=watch.ended_early)
     if complaint:
         outcome.complaints.append(complaint)
     outcome.numbers = {

@@ -203,6 +203,16 @@ def test_a_lost_worker_costs_what_it_may_and_no_more() -> None:
     assert losses(1, 1, 0) is None  # it had no restarts
     assert losses(1, 3, PLENTY) is None  # three deaths at one batch: it may have been the batch's fault
     assert losses(0, 1, PLENTY) is None
+    assert losses(1, 3, PLENTY, early=True) is not None  # that explains one batch, and not that others are missing
+
+
+def test_an_epoch_without_workers_ends_early_and_only_with_a_loss() -> None:
+    oracle = EpochOracle(expected_of(chosen(), range(20)))
+    oracle.got(honest(chosen())[0])
+    oracle.failed(WorkerLost("the last one"))
+    oracle.ended()
+    assert (oracle.complaints, oracle.ended_early) == ([], True)
+    assert "4 batches short" in seen(honest(chosen())[:1])[0]
 
 
 def test_another_error_is_a_complaint() -> None:
