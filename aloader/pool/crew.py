@@ -109,7 +109,6 @@ class Crew:
     def replace(self, slot: int, generation: int) -> None:
         """Let the slot's process go, which has nothing to do, and have another one go on."""
         worker = self.workers.pop(slot)
-        self.launcher.states[slot] = worker.noted
         self._end(worker, options.CLOSE_GRACE)
         self.launch(slot, generation)
 

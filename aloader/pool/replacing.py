@@ -66,11 +66,15 @@ class Replacing:
 
     def replace(self, command: engine.Replace) -> engine.WorkerLost | None:
         """Let a process go and start another one; the same."""
+        self._crew.launcher.states[command.slot] = self._crew.workers[command.slot].noted
         return self._launch(command.slot, command.generation, self._crew.replace)
 
     def _launch(self, slot: int, generation: int, launch: Callable[[int, int], None]) -> engine.WorkerLost | None:
         if self._arrivals is not None:
-            self._crew.launcher.resumes[slot] = pickle.dumps(self._arrivals.shares[slot].resume(), 5)
+            resume = self._arrivals.shares[slot].resume()
+            self._crew.launcher.resumes[slot] = pickle.dumps(resume, 5)
+            if self._shares and (resume.reads_from, resume.beyond) != (resume.low, ()):
+                self._crew.launcher.states.pop(slot, None)  # they are those behind what it reads again
         try:
             launch(slot, generation)
         except OSError as error:  # no descriptors, no memory: as if it had died at once, so that nobody waits for it

@@ -125,7 +125,7 @@ class Bench:
     def note(self, ticket: Ticket) -> None:
         """Note the generators' states, for whoever replaces this worker; before the ticket is answered. Nothing to note
         if nobody has drawn since the last time, or if samples have generators of their own."""
-        if ticket.key is None and not self.start.iterable:
+        if ticket.key is None:
             states = self._watch.changed()
             if states is not None:
                 self.page.note(ticket.epoch, ticket.seq, states.packed())
