@@ -18,6 +18,9 @@ KINDS: Final = ("plain", "together", "threads", "async", "store", "stream")
 #: What a consumer does with batches.
 HABITS: Final = ("fast", "slow", "bursty", "keeps", "cancels", "breaks", "throws")
 
+#: What becomes of samples that fail.
+ON_ERROR: Final = ("raise",)
+
 #: Bytes and seconds that one scenario may take, so that hundreds fit into minutes.
 MOST_BYTES: Final = 24_000_000
 MOST_STORED: Final = 2_000_000
@@ -155,7 +158,7 @@ def scenario(seed: int) -> Scenario:
         arguments["max_worker_restarts"] = PLENTY
     if (corrupt or poison) and batch_size >= 5:  # so that something is left of each batch, also of the last
         samples = batches * batch_size
-        arguments["on_error"] = random.choice(("raise", "skip", "drop"))
+        arguments["on_error"] = random.choice(ON_ERROR)
     habit = "fast" if habit == "cancels" and not awaits else habit
     struck, persistent = bool(workers) and parent is None, bool(arguments["persistent_workers"])
     every, work = max(1, batch_size // 2), _work(random, batches, workers, epochs)
