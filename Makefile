@@ -3,6 +3,7 @@
 #
 #   make demo                      real images out of a real S3 server into a training loop
 #   make test                      the whole suite           make test ARGS="-k engine -x"
+#                                  (ARGS=--cold: every interpreter that a test uses is started for real)
 #   make test-ecosystem            training with accelerate, transformers and Lightning, in one process and in two
 #   make test-ceph                 the tests of stores against a second S3 server, Ceph, where that is installed
 #   make chaos                     hundreds of loaders whose processes are killed, ten minutes   make chaos ARGS="--seed 137 -v"
@@ -17,6 +18,7 @@ STAMP := $(VENV)/installed
 ECOSYSTEM := .venv-ecosystem
 ARGS  ?=
 # Processes that run tests side by side: most of a test is waiting. One by one, with output as it comes: TESTERS=0
+# They keep bytecode whatever the environment says: every process that a test starts would compile the package anew.
 TESTERS ?= 3
 PIP   := -m pip --disable-pip-version-check --no-input -qq
 
@@ -39,7 +41,7 @@ demo: $(STAMP)
 	@$(PY) examples/quickstart.py $(ARGS)
 
 test: $(STAMP)
-	@$(PY) -m pytest -q -n $(TESTERS) --dist loadfile $(ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -q -n $(TESTERS) --dist loadfile $(ARGS)
 
 test-ecosystem: $(ECOSYSTEM)/installed
 	@$(ECOSYSTEM)/bin/python -m pytest -q -o faulthandler_timeout=1000 -m ecosystem tests/ecosystem $(ARGS)

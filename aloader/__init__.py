@@ -8,6 +8,7 @@ from aloader.lazy import lazily
 
 if TYPE_CHECKING:
     from aloader import datasets, storage
+    from aloader.checkup.doctor import doctor
     from aloader.errors import (
         BatchTooLarge,
         KeyNotFound,
@@ -47,6 +48,7 @@ __all__ = [
     "WorkerPool",
     "WorkerWarning",
     "datasets",
+    "doctor",
     "sample_rng",
     "shard_info",
     "storage",
@@ -74,6 +76,7 @@ if not TYPE_CHECKING:
             "WorkerPool": "pool.pool",
             "WorkerWarning": "errors",
             "datasets": "",
+            "doctor": "checkup.doctor",
             "errors": "",
             "integrations": "",
             "sample_rng": "worker.generators",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
+
+#: Where a fork of the program uses a loader that has something running in the program itself.
+IN_A_FORK: Final = "this belongs to the process that this one was forked from: make a loader of its own here"
 
 
 class LoaderError(Exception):

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import operator
+import os
 import pickle
 import time
 import weakref
@@ -20,7 +21,7 @@ from aloader import options
 from aloader.channel import context
 from aloader.channel.job import Carried, Job
 from aloader.channel.roles import Who
-from aloader.errors import LoaderClosed
+from aloader.errors import IN_A_FORK, LoaderClosed
 from aloader.pool.asynchronous import AsyncBatches, finish
 from aloader.pool.crew import Crew
 from aloader.pool.epoch import Epoch
@@ -55,6 +56,7 @@ class Runtime:
         self._crews: weakref.WeakSet[Crew] = weakref.WeakSet()  # on a shared pool
         self._installed = Installed()
         self._thread: ThreadPoolExecutor | None = None
+        self._thread_of = 0  # the process that it runs in
         self._team: Team | None = None  # in place of workers, with ALOADER_DEBUG
 
     # -- epochs ----------------------------------------------------------------------------------------------------
@@ -209,13 +211,14 @@ class Runtime:
                 # Pool and crews know each other: no reference count would end them.
                 weakref.finalize(self, self._pool.drop)
         if self._pool.closed:
-            raise LoaderClosed("the pool of this loader has been closed; make a new one, and a loader on it")
+            gone = "the pool of this loader has been closed; make a new one, and a loader on it"
+            raise LoaderClosed(IN_A_FORK if self._pool.elsewhere else gone)
         return self._pool
 
     def thread(self) -> ThreadPoolExecutor:
         """The thread that fetches with `num_workers=0` under `async for`."""
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "aloader-fetch")
+        if self._thread is None or self._thread_of != os.getpid():  # a fork has no threads
+            self._thread, self._thread_of = ThreadPoolExecutor(1, "aloader-fetch"), os.getpid()
         return self._thread
 
     def stats(self) -> LoaderStats:

@@ -13,7 +13,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from aloader.errors import StoreNotFound
 from aloader.storage import LocalStore, S3Store, Store, open_store
@@ -43,6 +42,8 @@ async def write_digits(store: Store) -> int:
         except StoreNotFound:
             if not isinstance(store, LocalStore):  # a folder is made by the first write; a bucket is yours to make
                 raise
+        from sklearn.datasets import load_digits  # here: a second, for who writes them and nobody else
+
         digits = load_digits()
         room = asyncio.Semaphore(64)
 

@@ -11,6 +11,7 @@ import gc
 import inspect
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -21,6 +22,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.warm import Warmth
+
 #: Seconds that things have to go, once the test's body is over.
 GRACE = 2.0
 
@@ -28,10 +31,43 @@ GRACE = 2.0
 TOKEN = "ALOADER_TEST_TOKEN"
 
 
-def pytest_configure() -> None:
+#: Modules whose `subprocess` starts interpreters that import torch: theirs are forked from one that has.
+WARM = (
+    "aloader.pool.template",
+    "tests.examples.test_object_store",
+    "tests.examples.test_serve",
+    "tests.examples.test_train",
+    "tests.loader.programs",
+    "tests.loader.terminals",
+    "tests.loader.test_debugging",
+    "tests.loader.test_ranks",
+    "tests.storage.wrappers.test_cache_shared",
+)
+WARMTH = pytest.StashKey[Warmth]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cold", action="store_true", help="start every interpreter for real: see tests/warm.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Ctrl-C works in the programs that tests start, also where a shell has begun all this in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.stash[WARMTH] = Warmth("torch", "aloader", "aloader.worker.template")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[WARMTH].close()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    for name in {*WARM} & {*sys.modules}:
+        sys.modules[name].subprocess = session.config.stash[WARMTH].subprocess  # type: ignore[attr-defined]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.config.stash[WARMTH].cold = item.config.getoption("--cold") or item.get_closest_marker("cold") is not None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,6 +80,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in gpu:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def warmth(request: pytest.FixtureRequest) -> Warmth:
+    """What forks warm interpreters for these tests."""
+    return request.config.stash[WARMTH]
 
 
 @pytest.fixture
@@ -61,7 +103,7 @@ def nothing_left(
     monkeypatch.setenv(TOKEN, token)
     tasks_left: list[str] = []
     _watch_tasks(request.node, tasks_left)
-    look = functools.partial(_everything, temp, token)
+    look = functools.partial(_everything, temp, token, request.config.stash[WARMTH])
     before = look()
     yield
     left = _wait_until_gone(lambda: look() - before)
@@ -80,15 +122,16 @@ def _wait_until_gone(remaining: Callable[[], set[str]]) -> set[str]:
     return left
 
 
-def _everything(temp: Path, token: str) -> set[str]:
+def _everything(temp: Path, token: str, warmth: Warmth) -> set[str]:
     # multiprocessing's named semaphores are torch's loader's, in other programs of this machine: ours makes none
     shared = {file for file in _files(Path("/dev/shm")) if "/sem.mp-" not in file}
-    return _processes(token) | _descriptors() | _threads() | shared | _files(temp)
+    others = _threads() | shared | _files(temp)
+    return _processes(token, warmth.processes()) | _descriptors(warmth.descriptors()) | others
 
 
-def _processes(token: str) -> set[str]:
-    """Descendants, and processes of this test that were given to another parent."""
-    found = {child.pid: child for child in psutil.Process().children(recursive=True)}
+def _processes(token: str, kept: set[int]) -> set[str]:
+    """Descendants but those, and processes of this test that were given to another parent."""
+    found = {child.pid: child for child in psutil.Process().children(recursive=True) if child.pid not in kept}
     mark = f"{TOKEN}={token}".encode()
     for entry in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -107,9 +150,9 @@ def _describe(process: psutil.Process) -> str:
         return f"process {process.pid}: a zombie, not waited for"
 
 
-def _descriptors() -> set[str]:
+def _descriptors(kept: set[int]) -> set[str]:
     found = set()
-    for number in os.listdir("/proc/self/fd"):
+    for number in {*os.listdir("/proc/self/fd")} - {str(number) for number in kept}:
         try:
             target = os.readlink(f"/proc/self/fd/{number}")
         except FileNotFoundError:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from aloader.cli import Budget, Progress, main
+from aloader.cli import main
+from aloader.cli.warm import Budget, Progress
 from aloader.datasets import ObjectDataset
 from aloader.storage import Cached, LocalStore, MemoryStore
 from aloader.testing.simloop import simulate

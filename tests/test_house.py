@@ -20,8 +20,9 @@ MAX_LINES = 350
 #: `global` statements that may be, as "path:name", each with its reason beside it.
 GLOBALS_ALLOWED: frozenset[str] = frozenset()
 
-#: `import aloader` takes less than this beyond `import torch`: the promise is a tenth of it, and machines differ.
-IMPORT_DEADLINE = 0.5
+#: `import aloader` takes less than this share of what `import torch` takes. The promise is a tenth of that; the rest is
+#: for whoever keeps no bytecode, and compiles the package each time.
+IMPORT_SHARE = 0.5
 
 #: Files whose waiting is the thing itself: the fixture that waits for what a test leaves to go.
 SLEEPS_ALLOWED = frozenset({"tests/conftest.py"})
@@ -49,21 +50,19 @@ def test_modules_keep_no_state(path: Path) -> None:
 
 
 def test_importing_aloader_costs_next_to_nothing_beyond_torch() -> None:
-    if not (ROOT / "aloader" / "__init__.py").exists():
-        pytest.skip("no aloader/__init__.py yet")
+    """In processor time, against torch's own: neither a slow machine nor a busy one is our fault."""
     code = (
-        "import sys, threading, time, torch; before = set(sys.modules); began = time.perf_counter()\n"
-        "from aloader import DataLoader, datasets, storage; storage.S3Store, datasets.ImageFolder\n"
-        "print(time.perf_counter() - began); assert threading.active_count() == 1\n"
+        "import sys, threading, time\n"
+        "began = time.thread_time(); import torch; torchs, before = time.thread_time() - began, set(sys.modules)\n"
+        "began = time.thread_time(); from aloader import DataLoader, datasets, storage\n"
+        "storage.S3Store, datasets.ImageFolder; ours = time.thread_time() - began\n"
+        "print(ours / torchs); assert threading.active_count() == 1\n"
         "late = {'aiobotocore', 'botocore', 'PIL', 'tqdm', 'accelerate', 'transformers', 'lightning'}\n"
         "early = late & (set(sys.modules) - before); assert not early, early"
     )
-    seconds = []
-    for _ in range(3):  # the best of them: other tests run beside this one
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        seconds.append(float(done.stdout))
-    assert min(seconds) < IMPORT_DEADLINE
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < IMPORT_SHARE
 
 
 def sleeps(tree: ast.AST, source: list[str], inside_dunder: bool = False) -> Iterator[int]:

@@ -32,7 +32,7 @@ LAYERS = (
 )
 
 #: They look at everything, and nothing looks at them.
-FREE = {"testing", "integrations", "cli", "doctor"}
+FREE = {"testing", "integrations", "cli", "checkup"}
 
 #: The engine decides and does nothing else. What it may use of the standard library is short enough to be listed.
 ENGINE_MAY_IMPORT = {

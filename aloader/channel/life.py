@@ -24,12 +24,25 @@ except ImportError:  # Windows, where there are no workers
 
 def watch(read_end: int) -> int:
     """Bind this process to the pipe: it is killed when the last write end closes. Returns the descriptor to keep."""
-    if not sys.platform.startswith("linux"):
-        return read_end
-    own = os.open(f"/proc/self/fd/{read_end}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+    return adopt(opened(read_end)) if sys.platform.startswith("linux") else read_end
+
+
+def opened(read_end: int) -> int:
+    """The read end opened anew, for one process to be bound to."""
+    return os.open(f"/proc/self/fd/{read_end}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def bind(own: int, pid: int) -> None:
+    """Have that process killed when the last write end closes from now on, while somebody holds `own`."""
+    fcntl.fcntl(own, fcntl.F_SETOWN, pid)
     fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def adopt(own: int) -> int:
+    """Bind this process to a read end that was opened for it."""
+    os.set_inheritable(own, False)
+    bind(own, os.getpid())
     if gone(own):  # it closed before the signal was set
         os.kill(os.getpid(), signal.SIGKILL)
     return own

@@ -214,6 +214,21 @@ class Link:
             os.close(self._descriptors.popleft())
         self._socket.close()
 
+    def forked(self) -> None:
+        """In a fork of the process that this end belongs to: let go of it, whatever other threads were about.
+
+        None of them is here, and the lock may be theirs for ever. What was being sent is left as it is: its descriptors
+        may have been closed a moment ago.
+        """
+        self.ended = True
+        if self._writer != threading.get_ident():
+            self._lock = threading.Lock()
+        self._out.clear()
+        self._releases.clear()
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+        self._socket.close()
+
     def _parse(self, messages: list[Message]) -> None:
         buffer, at, end = self._in, 0, len(self._in)
         while end - at >= 4:

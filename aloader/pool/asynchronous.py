@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from aloader import options
 from aloader.device.profiling import INLINE, PROCESSES, profiling, record_function
-from aloader.errors import LoaderBusy, LoaderClosed
+from aloader.errors import IN_A_FORK, LoaderBusy, LoaderClosed
 from aloader.pool.privates import WorkerProcess, shut_down, workers_of
 from aloader.pool.run import Run
 from aloader.pool.threads import in_thread
@@ -98,7 +98,7 @@ class AsyncBatches:
         run, epoch = self.run, self.run.epoch
         began = time.perf_counter()
         epoch.counts.user_seconds += began - self._since
-        self._check(asyncio.get_running_loop())
+        self._check()
         try:
             if not run.ended:
                 run.crew.read_all()
@@ -112,14 +112,18 @@ class AsyncBatches:
             self._since = time.perf_counter()
             epoch.counts.wait_seconds += self._since - began
 
-    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _check(self) -> None:
         watcher = self._watcher
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # asyncio says that none runs where a coroutine goes on in a fork
+            raise LoaderClosed(IN_A_FORK) from None
         if watcher.waiter is not None:
             raise LoaderBusy("two tasks wait in one iterator, and a batch goes to one of them only: give each its own")
         if loop is not watcher.loop:
             raise LoaderClosed("this iterator belongs to another event loop; iterate the loader again on this one")
         if self.run.closed and not self.run.epoch.finished:
-            raise LoaderClosed("this iterator has been closed; iterate the loader again")
+            raise LoaderClosed(self.run.why_closed)
 
     def _take(self) -> Any:
         """What `__anext__` gives; in the same step, nothing is awaited after it."""

@@ -102,7 +102,7 @@ class Batches:
         counts.user_seconds += began - self._since
         try:
             if run.closed and not epoch.finished:
-                raise LoaderClosed("this iterator has been closed; iterate the loader again")
+                raise LoaderClosed(run.why_closed)
             if not epoch.available:
                 self._wait_for_batch(run)
             elif not run.ended:

@@ -197,7 +197,7 @@ class Crew:
         self._watcher = None
         for worker in self._by_key.values():
             worker.ending = True
-            worker.link.close()
+            worker.link.forked()
         self.workers.clear()
 
     # -- listening -------------------------------------------------------------------------------------------------

@@ -5,6 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
+
+#: Where the kernel shows all cgroups, and which this process is in.
+CGROUPS: Final = Path("/sys/fs/cgroup")
+OWN_CGROUP: Final = Path("/proc/self/cgroup")
 
 
 def default_memory_limit() -> int:
@@ -15,43 +20,53 @@ def default_memory_limit() -> int:
 
 def _memory_allowed() -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 << 30
-    limits = [total]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(path).read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            limits.append(int(text))
-    return min(limits)
+    return min(total, memory_of_cgroup() or total)
 
 
-def cpus_allowed(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+def memory_of_cgroup(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int | None:
+    """The bytes that this process's cgroup, or the narrowest around it, may take; None: any number.
+
+    A container's limit is found at `root`; that of a job of Slurm's or a service of systemd's further down.
+    """
+    found = []
+    for folder in cgroups("memory", root, own):
+        for name in ("memory.max", "memory.limit_in_bytes"):  # of version 2 and 1
+            try:
+                text = (folder / name).read_text().strip()
+            except OSError:
+                continue
+            if text.isdigit():  # "max" is none
+                found.append(int(text))
+    return min(found, default=None)
+
+
+def cpus_allowed(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int | None:
     """How many CPUs' time the quota of a cgroup allows (a container's, as a rule), rounded up; None: no quota.
 
     Of this process's cgroup and those around it, the narrowest counts. Version 2 says quota and period in one file,
     version 1 in two. A container sees its own cgroup at `root`, and may be told of a path that it does not have.
     """
     quotas = []
-    for folder in _cgroups(root, own):
+    for folder in cgroups("cpu", root, own):
         quota, period = _quota_in(folder)
         if quota > 0 and period > 0:
             quotas.append(-(-quota // period))
     return min(quotas, default=None)
 
 
-def _cgroups(root: Path, own: Path) -> Iterator[Path]:
+def cgroups(controller: str, root: Path = CGROUPS, own: Path = OWN_CGROUP) -> Iterator[Path]:
+    """Folders of this process's cgroup and those around it, of either version, outermost first. They may not exist."""
     yield root
-    yield root / "cpu"
+    yield root / controller
     try:
         lines = own.read_text().splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        folder = root / "cpu" if controllers else root
+        folder = root / controller if controllers else root
         for part in Path(path.lstrip("/")).parts:
             folder /= part
             yield folder

@@ -23,7 +23,7 @@ from aloader.channel import flags
 from aloader.channel.job import Carried, Job
 from aloader.channel.leaves import OnlyInheritedError
 from aloader.channel.roles import Who
-from aloader.errors import LoaderClosed
+from aloader.errors import IN_A_FORK, LoaderClosed
 from aloader.pool import advice
 from aloader.pool.crew import Crew
 from aloader.pool.seats import Seats
@@ -190,6 +190,11 @@ class WorkerPool:
         """Whether `close` has been called, or this is a fork of the process that the pool belongs to."""
         return self._closed
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is a fork of the process that the pool was made in."""
+        return os.getpid() != self._pid
+
     def close(self) -> None:
         """End every process and wait for it. Idempotent."""
         if self._closed:
@@ -263,15 +268,16 @@ class WorkerPool:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise LoaderClosed("this pool has been closed; make a new one")
+            raise LoaderClosed(IN_A_FORK if self.elsewhere else "this pool has been closed; make a new one")
 
     def _forked(self) -> None:
         """In a fork of the user's program: everything here belongs to the parent."""
         self._closed = True
         for crew in list(self._crews):
             crew.forked()
-        # A closed starter's descriptors have numbers that are somebody else's now: nothing is closed by number again.
-        if self._end is not None and self._end.detach() is not None and self._starter is not None:
+        if self._end is not None:
+            self._end.detach()
+        if self._starter is not None:  # also one that another thread was just closing
             self._starter.forked()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
@@ -13,6 +14,7 @@ from typing import Any, Self, TypeVar
 
 from aloader import options
 from aloader.device.profiling import INLINE, profiling, record_function
+from aloader.errors import IN_A_FORK, LoaderClosed
 from aloader.pool.asynchronous import AsyncBatches
 
 T = TypeVar("T")
@@ -27,6 +29,7 @@ class PrivateLoop:
     def __init__(self, crew: Any) -> None:
         self.loop = asyncio.new_event_loop()
         self.ending = False  # what is given to a loop that is about to stop would never be run
+        self._pid = os.getpid()
         self._at_exit = partial(_leave, self, crew)
         atexit.register(self._at_exit)
         self._thread = threading.Thread(target=self._run, name="aloader-loop", daemon=True)
@@ -40,8 +43,16 @@ class PrivateLoop:
             self.loop.close()
             atexit.unregister(self._at_exit)
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is a fork of the process that has the thread: whoever waits for it here waits for ever."""
+        return os.getpid() != self._pid
+
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine there and wait for it. An interrupted caller cancels it."""
+        if self.elsewhere:
+            coroutine.close()
+            raise LoaderClosed(IN_A_FORK)
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result()
@@ -56,7 +67,7 @@ class PrivateLoop:
     def stop(self) -> None:
         """End the thread once what it does at the moment is done. Waits for nobody."""
         self.ending = True
-        if not self.loop.is_closed():
+        if not self.loop.is_closed() and not self.elsewhere:
             self.loop.call_soon_threadsafe(self.loop.stop)
 
 
@@ -96,7 +107,7 @@ class PrivateLoopBatches:
 
     def close(self) -> None:
         """Leave the dataset's `async with`, and end the thread. Idempotent."""
-        if self._finalizer.detach() is not None:
+        if self._finalizer.detach() is not None and not self.loop.elsewhere:
             try:
                 self.loop.call(_close(self._batches, self._crew))
             finally:
@@ -126,7 +137,7 @@ def _abandon(loop: PrivateLoop, crew: Any) -> None:
         await crew.aclose()
         loop.stop()
 
-    if not loop.ending:  # the iterator is dropped, and then the interpreter ends
+    if not loop.ending and not loop.elsewhere:  # the iterator is dropped, and then the interpreter ends
         loop.ending = True
         asyncio.run_coroutine_threadsafe(end(), loop.loop)
 

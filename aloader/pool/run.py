@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from aloader import options
 from aloader.channel.job import Carried, Job
 from aloader.channel.roles import Watcher
-from aloader.errors import LoaderTimeout
+from aloader.errors import IN_A_FORK, LoaderTimeout
 from aloader.pool.crew import Crew
 from aloader.pool.epoch import Epoch
 from aloader.pool.inquiry import Late
@@ -58,6 +58,13 @@ class Run:
     def closed(self) -> bool:
         """Whether nothing more can come: ended, or its processes belong to the parent of this fork."""
         return self.ended or (self.pool is not None and self.pool.closed)
+
+    @property
+    def why_closed(self) -> str:
+        """What to say to those who use it all the same."""
+        if self.pool is not None and self.pool.elsewhere:
+            return IN_A_FORK
+        return "this iterator has been closed; iterate the loader again"
 
     def prepare(self) -> None:
         """Whatever takes time. May run in a thread."""

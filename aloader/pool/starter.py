@@ -89,7 +89,7 @@ class ContextStarter:
         self._forks = context.get_start_method() == "fork"
         self._opened = False
         self._processes: dict[int, BaseProcess] = {}
-        self._life = _pipe()
+        self._life: tuple[int, ...] = _pipe()  # none once it is closed: the numbers are somebody else's then
 
     def open(self) -> None:
         """Start what multiprocessing starts once, and waits for: not with the first worker, on somebody's loop."""
@@ -159,12 +159,14 @@ class ContextStarter:
             with contextlib.suppress(ValueError):
                 process.close()
         self._processes.clear()
-        for fd in self._life:
+        ends, self._life = self._life, ()
+        for fd in ends:
             os.close(fd)
 
     def forked(self) -> None:
         """In a fork of this process: its copy of the life pipe must not keep the workers alive."""
-        os.close(self._life[1])
+        for fd in self._life[1:]:
+            os.close(fd)
 
 
 def _pipe() -> tuple[int, int]:

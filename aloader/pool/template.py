@@ -6,36 +6,24 @@ Everything here is a message: nothing waits, `open` (a process is started) and `
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import warnings
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from multiprocessing import spawn
-from typing import Any, Final
+from typing import Any
 
 from aloader import options
-from aloader.channel import life, stages
-from aloader.channel.context import SINGLE_THREADED
+from aloader.channel import stages
 from aloader.channel.job import Carried, Job
 from aloader.pool import advice
+from aloader.pool.forks import no_forks
+from aloader.pool.launch import launch
 from aloader.pool.starter import Exit, Loaded
-
-# Ctrl-C is the parent's to handle, also while the template still imports torch.
-_PROGRAM: Final = """
-import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)
-import json, runpy, sys
-own_life = runpy.run_path(sys.argv[4])["watch"](int(sys.argv[3]))  # before the second that importing torch takes
-sys.path[:] = json.loads(sys.argv[1])
-from aloader.worker.template import main
-main(int(sys.argv[2]), int(sys.argv[3]), own_life)
-"""
 
 
 class _Stage(Loaded):
@@ -77,6 +65,8 @@ class TemplateStarter:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._life = -1
+        self._lives: set[int] = set()  # write ends of every life pipe, those of templates that are being buried too
+        self._no_forks = no_forks()  # while descriptors are here that are another process's alone
         self._loads = 0
         self._stages: list[_Stage] = []  # the present job's last; earlier ones until their workers have gone
         self._burials: list[threading.Thread] = []  # they wait for templates that have been given up
@@ -93,36 +83,9 @@ class TemplateStarter:
                 self._open()
 
     def _open(self) -> None:
-        life_end, self._life = os.pipe()
-        try:
-            control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        except OSError:
-            os.close(life_end)
-            os.close(self._life)
-            raise
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        arguments = [json.dumps([str(entry) for entry in sys.path]), str(theirs.fileno()), str(life_end), life.__file__]
-        with theirs:
-            try:
-                self._process = subprocess.Popen(
-                    # -P: what lies in the working folder is not imported where the user's program would not
-                    [os.fsdecode(spawn.get_executable()), *flags, "-P", "-c", _PROGRAM, *arguments],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(), life_end),
-                    env=os.environ | SINGLE_THREADED,
-                    cwd=None if _has_folder() else os.sep,
-                    # A signal to the program's process group is the program's to handle: torchrun sends SIGTERM so, and
-                    # whoever saves his work then may need a batch more.
-                    start_new_session=True,
-                )
-            except BaseException:
-                control.close()
-                os.close(self._life)
-                raise
-            finally:
-                os.close(life_end)
-        control.setblocking(False)
-        self._control = control
+        with self._no_forks:
+            self._process, self._control, self._life = launch()
+            self._lives.add(self._life)
 
     def load(self, job: Job, carried: Carried | None) -> _Stage:
         """Fork a stage that loads this job."""
@@ -139,14 +102,14 @@ class TemplateStarter:
 
     def _load(self, stage: _Stage) -> None:
         assert self._control is not None
-        stage.end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stage.end.setblocking(False)
         stage.loading = True
         self._loads += 1
-        with theirs, contextlib.suppress(OSError):  # that the template has gone shows in `reports`
-            stages.send(
-                self._control, stages.Load(self._loads, stage.carried.size), (theirs.fileno(), stage.carried.fd)
-            )
+        load = stages.Load(self._loads, stage.carried.size)
+        with self._no_forks:
+            stage.end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            stage.end.setblocking(False)
+            with theirs, contextlib.suppress(OSError):  # that the template has gone shows in `reports`
+                stages.send(self._control, load, (theirs.fileno(), stage.carried.fd))
 
     def start(self, loaded: _Stage, key: int, end: socket.socket, status: int) -> None:
         """Fork a worker, as soon as its job is loaded."""
@@ -205,15 +168,28 @@ class TemplateStarter:
             self._control = None
         self._owners.clear()
         process, self._process = self._process, None
-        return partial(_bury, process, self._life) if process is not None else lambda: None
+        return partial(self._bury, process, self._life) if process is not None else lambda: None
+
+    def _bury(self, process: subprocess.Popen[bytes], life_end: int) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(2 * options.CLOSE_GRACE)
+        with self._no_forks:
+            self._lives.discard(life_end)
+            os.close(life_end)  # kills whatever of it is left
+        process.kill()
+        process.wait()
 
     def forked(self) -> None:
         """In a fork of this process: let go of everything without a word to the template."""
         for end in (self._control, *(stage.end for stage in self._stages)):
             if end is not None:
                 end.close()
+        for stage in self._stages:
+            while stage.waiting:
+                stage.drop(stage.waiting.popleft())
+        while self._lives:
+            os.close(self._lives.pop())
         if self._process is not None:
-            os.close(self._life)
             self._process.returncode = 0  # it is not this process's child
             self._process = None
 
@@ -313,22 +289,6 @@ class TemplateStarter:
             if not stage.users and not stage.waiting and id(stage.end) not in busy:
                 self._stages.remove(stage)
                 stage.close()
-
-
-def _has_folder() -> bool:
-    try:
-        os.getcwd()
-    except OSError:  # deleted: libraries that are loaded there cannot find their own
-        return False
-    return True
-
-
-def _bury(process: subprocess.Popen[bytes], life_end: int) -> None:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(2 * options.CLOSE_GRACE)
-    os.close(life_end)  # kills whatever of it is left
-    process.kill()
-    process.wait()
 
 
 def _hang_up(end: socket.socket) -> None:

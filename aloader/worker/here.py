@@ -8,6 +8,7 @@ default device, autocast.
 from __future__ import annotations
 
 import asyncio
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
@@ -21,7 +22,7 @@ from aloader.channel.marks import Resume
 from aloader.channel.messages import Ticket
 from aloader.channel.record import Record
 from aloader.device.profiling import INLINE, profiling, record_function
-from aloader.errors import LoaderBusy, LoaderClosed
+from aloader.errors import IN_A_FORK, LoaderBusy, LoaderClosed
 from aloader.ranks import Ranks
 from aloader.worker.bench import blame
 from aloader.worker.dataclass_collation import collating
@@ -237,6 +238,7 @@ class ThreadedBatches:
         self._owner = owner
         self._pending: Future[Any] | None = None  # of no loop: it may be taken on another than it was begun on
         self._waiting = False
+        self._pid = os.getpid()
         maker.open_later()
 
     def __aiter__(self) -> Self:
@@ -250,6 +252,8 @@ class ThreadedBatches:
     async def __anext__(self) -> Any:
         if self._owner.closed:
             raise LoaderClosed("the loader has been closed; make a new one")
+        if os.getpid() != self._pid:  # its thread is not here
+            raise LoaderClosed(IN_A_FORK)
         if self._waiting:
             raise LoaderBusy("two tasks wait in one iterator, and a batch goes to one of them only: give each its own")
         if self._pending is None:

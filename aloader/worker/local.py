@@ -119,6 +119,8 @@ class LocalCrew:
 
     def epoch_over(self, epoch: int) -> None:
         """Nobody looks at this epoch any more."""
+        if self._loop is None or self._loop.is_closed():
+            return  # it has been closed in the middle of everything: nothing runs there, or can be cancelled
         for (number, _), task in list(self._tasks.items()):
             if number == epoch:
                 task.cancel()
@@ -223,8 +225,10 @@ class LocalCrew:
         try:
             batch, nbytes, seconds = await self._make(ticket)
         except BaseException as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            task = _current_task()
+            if task is None:
+                return  # its loop has been closed, and the collector takes it: nobody listens
+            if isinstance(error, asyncio.CancelledError) and task.cancelling():
                 raise  # our own; one that the user's code raised is an answer like any other
             listener = self._listener(ticket)
             if isinstance(error, Dry) and listener is not None:
@@ -288,6 +292,14 @@ class LocalCrew:
         """The ticket's epoch, if it is still under way."""
         listener, _ = self._listeners.get(ticket.epoch, (None, None))
         return listener
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    """None where no loop runs."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
 
 
 def _with_note(ticket: Ticket, error: BaseException, who: Who) -> BaseException:

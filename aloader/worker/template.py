@@ -36,12 +36,15 @@ from aloader.worker import main as worker
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
-def main(control: int, life_end: int, own_life: int) -> None:
-    """Stage A: entered once by the process that the pool has started."""
+def main(control: int, life_end: int, own_life: int) -> NoReturn:
+    """Stage A: entered once by the process that the pool has started.
+
+    It ends as its children do: to take down an interpreter that has imported torch takes longer than all else of it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     gc.freeze()
-    _Stage(socket.socket(fileno=control), life_end, own_life).run()
+    _live(_Stage(socket.socket(fileno=control), life_end, own_life).run)
 
 
 class _Stage:
@@ -105,7 +108,7 @@ class _Stage:
         if pid:
             self._stages.add(pid)
             return
-        _in_child(partial(self._become_stage, job, size, control, memory))
+        _live(partial(self._become_stage, job, size, control, memory))
 
     def _become_stage(self, number: int, size: int, control: int, memory: int) -> None:
         self._leave()
@@ -140,7 +143,7 @@ class _Stage:
         if pid:
             self._workers[pid] = key
             return
-        _in_child(partial(self._become_worker, size, link, status, memory))
+        _live(partial(self._become_worker, size, link, status, memory))
 
     def _become_worker(self, size: int, link: int, status: int, memory: int) -> None:
         self._leave()
@@ -222,8 +225,8 @@ def _children() -> list[int]:
         return []
 
 
-def _in_child(act: Callable[[], Any]) -> NoReturn:
-    """Run a forked child's life and end it without the template's exit handlers."""
+def _live(act: Callable[[], Any]) -> NoReturn:
+    """Live a process's life and end it without the interpreter's own end: handlers that are not its, and 0.2 s."""
     code = 1
     try:
         act()

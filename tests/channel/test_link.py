@@ -155,3 +155,26 @@ def test_closing_from_within_a_release_waits_for_its_end_and_blocks_nobody() -> 
     assert link.closed
     assert theirs.recv(100) == b""
     theirs.close()
+
+
+def test_in_a_fork_the_lock_of_a_thread_that_is_not_there_holds_nobody_up(links) -> None:
+    a, b = links
+    taken, over = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with a._lock:
+            taken.set()
+            over.wait(20)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    taken.wait(20)
+    a.send(Retire(1))
+    a.forked()  # as in the fork: returns
+    assert a.closed
+    assert not a.pending
+    a.forked()
+    b.receive()
+    assert b.ended
+    over.set()
+    thread.join()

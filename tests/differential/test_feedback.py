@@ -13,7 +13,7 @@ from torch.utils.data import Sampler
 from . import data, orders
 from .kit import WAYS, Case, assert_alike
 
-TIMES = 20
+TIMES = 8
 
 
 class Following(Sampler[list[int]]):

@@ -20,6 +20,9 @@ SAMPLES = 1797
 EPOCHS = 2
 SECONDS = 100
 
+#: The command of that name.
+TORCHRUN = "from torch.distributed.run import main; main()"
+
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
 
 
@@ -39,7 +42,7 @@ class Torchrun:
     """An example on so many ranks. Its files lie in `folder`; nobody's output goes elsewhere."""
 
     def __init__(self, ranks: int, example: str, folder: Path, *arguments: object) -> None:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        launcher = [sys.executable, "-c", TORCHRUN, "--standalone", "--nproc-per-node", str(ranks)]
         self.lines: list[str] = []
         self.process = subprocess.Popen(
             [*launcher, str(EXAMPLES / example), *map(str, arguments)],
@@ -131,31 +134,31 @@ def assert_once_each(lines: list[dict[str, Any]]) -> None:
 
 def test_stopped_by_sigterm_it_goes_on_with_other_ranks_and_every_sample_comes_once(tmp_path: Path, data: Path) -> None:
     training = Resumed(tmp_path, data)
-    for ranks, workers, epoch in ((3, 1, 0),):
-        running = training.start(ranks, workers)
-        running.until(epoch, steps=5)
-        running.process.send_signal(signal.SIGTERM)
-        running.end()  # with status 1, as torchrun does that has been signalled
-        assert not [line for line in running.lines if "SIGKILL" in line or "WorkerLost" in line]
-        (saved,) = {max(line["step"] for line in training.audit() if line["rank"] == rank) for rank in range(ranks)}
-        assert training.saved_step() == saved, "ranks did not stop at the same step, which is the one that was saved"
-    last = training.start(2, workers=0)
+    running = training.start(2, workers=1)
+    running.until(epoch=0, steps=5)
+    running.process.send_signal(signal.SIGTERM)
+    running.end()  # with status 1, as torchrun does that has been signalled
+    assert not [line for line in running.lines if "SIGKILL" in line or "WorkerLost" in line]
+    (saved,) = {max(line["step"] for line in training.audit() if line["rank"] == rank) for rank in range(2)}
+    assert training.saved_step() == saved, "ranks did not stop at the same step, which is the one that was saved"
+    last = training.start(1, workers=0)
     assert last.end() == 0, "".join(last.lines)
     lines = training.audit()
-    assert {line["rank"] for line in lines if line["epoch"] == 0} == {0, 1, 2}
+    assert {line["rank"] for line in lines if line["epoch"] == 0} == {0, 1}
+    assert {line["rank"] for line in lines if line["epoch"] == 1} == {0}
     assert_once_each(lines)
 
 
 def test_killed_it_goes_on_from_what_was_saved_last_and_misses_nothing(tmp_path: Path, data: Path) -> None:
     training = Resumed(tmp_path, data)
-    running = training.start(2, workers=1)
+    running = training.start(1, workers=1)
     running.until(epoch=1, steps=1)  # the end of epoch 0 has been saved
     running.until(epoch=1, steps=5)
     running.kill_all()
     saved, before = training.saved_step(), training.audit()
     lost = [line for line in before if line["step"] > saved]
     assert lost, "it was killed before it had trained on anything that was not saved"
-    again = training.start(3, workers=0)
+    again = training.start(2, workers=0)
     assert again.end() == 0, "".join(again.lines)
     after = training.audit()[len(before) :]
     assert_once_each([line for line in before if line["step"] <= saved] + after)

@@ -14,6 +14,9 @@ pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.slow]
 
 ROOT = Path(__file__).parent.parent.parent
 
+#: The command of that name.
+TORCHRUN = "from torch.distributed.run import main; main()"
+
 PROGRAM = """
 import asyncio, itertools, json, sys
 import torch.distributed as dist
@@ -90,7 +93,7 @@ def torchrun(processes: int, source: str, folder: Path) -> str:
     """What a program prints that runs in so many processes."""
     script = folder / "ranks.py"
     script.write_text(source)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    launcher = [sys.executable, "-c", TORCHRUN, "--standalone", "--nproc-per-node", str(processes)]
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "GLOO_SOCKET_IFNAME": "lo",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ import torch
 from aloader import DataLoader
 from aloader.options import parse_bytes
 from aloader.pool import limits
-from aloader.pool.limits import cpus_allowed, default_memory_limit, too_many_workers
+from aloader.pool.limits import cpus_allowed, default_memory_limit, memory_of_cgroup, too_many_workers
 
 
 @pytest.mark.parametrize(
@@ -58,27 +57,34 @@ def test_the_ranks_of_a_machine_share_a_quarter_of_it(monkeypatch):
     assert default_memory_limit() == 64 << 20  # less than that would be no use
 
 
-@pytest.mark.parametrize(("text", "counts"), [("1073741824\n", True), ("max\n", False), ("", False)])
-def test_a_containers_limit_counts_where_there_is_one(monkeypatch, tmp_path, text, counts):
-    file = tmp_path / "memory.max"
-    file.write_text(text)
-
-    class Redirected(type(Path())):  # type: ignore[misc]
-        def __new__(cls, path: Any) -> Any:
-            return Path(file if str(path) == "/sys/fs/cgroup/memory.max" else tmp_path / "missing")
-
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    monkeypatch.setattr(limits, "Path", Redirected)
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    expected = min(physical, 1 << 30) if counts else physical
-    assert default_memory_limit() == max(64 << 20, expected // 4)
-
-
 def cgroup(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     return root
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "allowed"),
+    [
+        ({}, "0::/\n", None),
+        ({"memory.max": "1073741824\n"}, "0::/\n", 1 << 30),
+        ({"memory.max": "max\n"}, "0::/\n", None),
+        ({"memory.max": ""}, "0::/\n", None),
+        ({"a/memory.max": "2048\n", "a/b/memory.max": "max\n"}, "0::/a/b\n", 2048),  # a job's, around its steps
+        ({"a/memory.max": "2048\n", "a/b/memory.max": "1024\n", "c/memory.max": "1"}, "0::/a/b\n", 1024),
+        ({"memory/memory.limit_in_bytes": "4096\n"}, "9:memory:/docker/unseen\n", 4096),
+        ({"memory/x/memory.limit_in_bytes": "512\n"}, "9:memory:/x\n4:cpu:/y\n", 512),
+    ],
+)
+def test_a_limit_of_memory_is_found(monkeypatch, tmp_path, files, own, allowed):
+    root = cgroup(tmp_path / "root", files)
+    (tmp_path / "own").write_text(own)
+    assert memory_of_cgroup(root, tmp_path / "own") == allowed
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.setattr(limits, "memory_of_cgroup", lambda: allowed)
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert default_memory_limit() == max(64 << 20, min(physical, allowed or physical) // 4)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""The command `aloader`, with one word so far: `aloader warm URL` reads a data set once, so that it is near afterwards.
+"""`aloader warm URL`: reads a data set once, so that it is near afterwards.
 
-Errors are one sentence on standard error, and a status that is not 0. What is left for a program to read, the summary,
-goes to standard output; the line that shows progress is for terminals only.
+What is left for a program to read, the summary, goes to standard output; the line that shows progress is for terminals
+only.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ import asyncio
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Final, TextIO
 
+from aloader.checkup.words import size as _size
 from aloader.datasets import ObjectDataset
 from aloader.errors import CacheWarning, StorageError
-from aloader.options import GIB, KIB, MIB
+from aloader.options import MIB
 from aloader.storage import Cached, HTTPStore, Store, open_store
 from aloader.storage.ranges import LARGE
-from aloader.storage.wrappers.digests import CHECKS
 from aloader.storage.wrappers.wrapper import innermost
 
 #: Bytes that are being read at once, whatever the concurrency: objects may be large.
@@ -32,51 +31,6 @@ FAILURES: Final = 10
 
 #: Seconds between two lines of progress.
 TICK: Final = 0.5
-
-#: What is said in a sentence: whose doing it was is in it.
-SAID: Final = (OSError, ValueError, TypeError, ImportError)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit status: 0 if all is well, 1 if something failed, 2 for a wrong command line."""
-    options = _parser().parse_args(arguments)
-    try:
-        return warm(options)
-    except SAID as error:
-        print(f"aloader {options.command}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"aloader {options.command}: interrupted", file=sys.stderr)
-        return 130
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="aloader", description="An asyncio data loader for PyTorch.")
-    parser.add_argument("--version", action="version", version=f"aloader {version('aloader')}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    command = commands.add_parser(
-        "warm",
-        help="read a data set once, into a cache or into the system's memory",
-        description="Reads all objects of a place once: into the cache that training will use, or, without --cache, "
-        "files of a disk or of NFS into the system's own cache of files.",
-    )
-    command.add_argument("url", metavar="URL", help="s3://bucket/prefix, file:///folder, a path, ...")
-    command.add_argument("--cache", metavar="FOLDER", help="the folder of the cache")
-    command.add_argument("--limit", metavar="SIZE", default="100GiB", help="room that the cache has (default: 100GiB)")
-    command.add_argument("--prefix", default="", metavar="TEXT", help="only keys that begin with this")
-    command.add_argument("--suffix", action="append", metavar="TEXT", help="only keys that end with this (repeatable)")
-    command.add_argument("--manifest", metavar="FILE", help="read the listing from here, or write it if there is none")
-    command.add_argument("--verify", choices=CHECKS, help="what of the answers is compared, as in open_store")
-    command.add_argument("--concurrency", type=_number, default=64, metavar="N", help="objects at once (default: 64)")
-    return parser
-
-
-def _number(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"a number of at least 1, not {text!r}")
-    return number
-
 
 def warm(options: argparse.Namespace) -> int:
     """List, read, and say what has been read."""
@@ -203,10 +157,3 @@ async def _worker(store: Store, rest: Iterator[tuple[str, int]], budget: Budget,
                 print(f"aloader warm: given up after {FAILURES} failures", file=sys.stderr)
         finally:
             await budget.give(size)
-
-
-def _size(count: int) -> str:
-    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if count >= unit:
-            return f"{count / unit:,.1f} {name}"
-    return f"{count} bytes"
