@@ -15,12 +15,14 @@ import pickle
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from aloader import options
 from aloader.channel import context
 from aloader.channel.job import Carried, Job
 from aloader.channel.roles import Who
+from aloader.channel.tolerance import Tolerance
 from aloader.errors import IN_A_FORK, LoaderClosed
 from aloader.pool.asynchronous import AsyncBatches, finish
 from aloader.pool.crew import Crew
@@ -30,13 +32,23 @@ from aloader.pool.pool import Installed, WorkerPool
 from aloader.pool.private import PrivateLoop, PrivateLoopBatches
 from aloader.pool.run import Run, snapshot
 from aloader.pool.threads import in_thread
-from aloader.settings import Settings, bounds_of, finisher, function_on_error, who_of
+from aloader.settings import (
+    Settings,
+    bounds_of,
+    finisher,
+    function_on_error,
+    in_threads,
+    on_error_of,
+    tolerance_of,
+    who_of,
+)
 from aloader.state.passing import Pass
 from aloader.stats import LoaderStats
 from aloader.worker import debug, stray
 from aloader.worker.emulation import Team
-from aloader.worker.here import Maker
+from aloader.worker.faulty import Policy
 from aloader.worker.local import LocalCrew
+from aloader.worker.maker import Maker
 
 
 class Runtime:
@@ -57,6 +69,7 @@ class Runtime:
         self._installed = Installed()
         self._thread: ThreadPoolExecutor | None = None
         self._thread_of = 0  # the process that it runs in
+        self._tolerance: Tolerance | None = None  # of the latest epoch, where that is no run
         self._team: Team | None = None  # in place of workers, with ALOADER_DEBUG
 
     # -- epochs ----------------------------------------------------------------------------------------------------
@@ -123,8 +136,11 @@ class Runtime:
         source.at_end = lambda: passes.ended(sampler, dataset, source.drawn)
         resume = one.resumes[0] if one.resumes else None
         collate_fn = stray.unguarded(loader.collate_fn)
-        how = loader._auto_collation, finisher(loader), self.number()
-        maker = Maker(dataset, collate_fn, *how, one.record, loader.ranks, one.key)
+        number = self.number()
+        how = loader._auto_collation, finisher(loader), number
+        self._tolerance = tolerance = tolerance_of(loader, number)
+        policy = Policy(on_error_of(loader), function_on_error(loader))
+        maker = Maker(dataset, collate_fn, *how, one.record, loader.ranks, one.key, policy, tolerance)
         if loader.is_iterable:
             maker.read(loader.drop_last, resume)
         else:
@@ -142,14 +158,18 @@ class Runtime:
         one = loader._journal.begin(loader, seeded)
         if before is None or not kept:
             collate_fn = stray.unguarded(loader.collate_fn)
-            job = Job.of(loader.dataset, collate_fn, loader.worker_init_fn, loader.worker_setup)
+            on_error = function_on_error(loader)
+            job = Job.of(loader.dataset, collate_fn, loader.worker_init_fn, loader.worker_setup, on_error)
             forks = getattr(loader.multiprocessing_context, "get_start_method", str)() == "fork"
             self._team = Team.of(job, count, one.seed, loop, ranks=loader.ranks, forks=forks)
         assert self._team is not None
         ahead = bounds_of(loader, count).narrow_window if count else 0
         keep = loader.persistent_workers or not count
-        kind = loader.is_iterable, loader.drop_last, loader.ranks.rank, one.key
-        plan = debug.Plan(one.source, ahead, loader._auto_collation, finisher(loader), loader, keep, *kind)
+        number = self.number()
+        kind = loader.is_iterable, loader.drop_last, loader.ranks.rank, one.key, number
+        self._tolerance = tolerance_of(loader, number)
+        faults = on_error_of(loader), loader.is_async or in_threads(loader), self._tolerance
+        plan = debug.Plan(one.source, ahead, loader._auto_collation, finisher(loader), loader, keep, *kind, *faults)
         return debug.Epoch(self._team, plan, one.record, one.first_slot, one.resumes)
 
     def _local_run(self, loader: Settings, crew: LocalCrew) -> Run:
@@ -170,7 +190,8 @@ class Runtime:
         source, record = one.source, one.record
         bounds = bounds_of(loader, slots, record.first, one.first_slot)
         number, finish = self.number(), finisher(loader)
-        epoch = Epoch(crew, number, source, bounds, finish, self._notices.warn, one.key, record)
+        tolerance, self._tolerance = tolerance_of(loader, number), None
+        epoch = Epoch(crew, number, source, bounds, finish, self._notices.warn, one.key, record, tolerance)
         passes, sampler, dataset = loader._passes, loader._index_sampler, loader.dataset  # not the loader: a cycle
         epoch.at_end = lambda: passes.ended(sampler, dataset, source.drawn if source.exhausted else None)
         run = Run(pool, crew, epoch, source, work[0], work[1], kept, loader.timeout, self._installed)
@@ -223,7 +244,8 @@ class Runtime:
 
     def stats(self) -> LoaderStats:
         """Of the latest epoch."""
-        return snapshot(self._last)
+        stats, tolerance = snapshot(self._last), self._tolerance
+        return stats if tolerance is None else replace(stats, samples_failed=tolerance.failed)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
@@ -288,4 +310,5 @@ def _end_crews(crews: weakref.WeakSet[Crew]) -> None:
 
 def _local_crew(loader: Settings) -> LocalCrew:
     collate_fn, seeded = stray.unguarded(loader.collate_fn), loader.seed is not None
-    return LocalCrew(who_of(loader, 0, b""), loader.dataset, collate_fn, seeded=seeded)
+    who, on_error = who_of(loader, 0, b""), function_on_error(loader)
+    return LocalCrew(who, loader.dataset, collate_fn, seeded=seeded, on_error=on_error)

@@ -12,6 +12,7 @@ import torch
 from aloader import options
 from aloader.channel.marks import is_stateful
 from aloader.channel.roles import Who
+from aloader.channel.tolerance import Tolerance
 from aloader.device import pinning
 from aloader.engine import DispatcherConfig
 from aloader.pool.notices import LengthWatch
@@ -19,7 +20,7 @@ from aloader.pool.pool import WorkerPool
 from aloader.ranks import Ranks
 from aloader.sampling import keys
 from aloader.sampling.passes import Passes
-from aloader.sampling.source import SharesSource, is_pure, source_of
+from aloader.sampling.source import SharesSource, is_pure, source_of, tickets_of
 
 
 class Settings(Protocol):
@@ -120,6 +121,32 @@ def on_error_of(loader: Settings) -> str:
 def function_on_error(loader: Settings) -> Callable[[Any], Any] | None:
     """The user's function for samples that fail, if there is one."""
     return None if isinstance(loader.on_error, str) else loader.on_error
+
+
+def tolerance_of(loader: Settings, epoch: int) -> Tolerance | None:
+    """What counts the samples that fail in an epoch; None where the first one's error is raised."""
+    word, most = on_error_of(loader), loader.max_errors
+    if word == "raise":
+        return None
+    share = loader.batch_size or 1
+    if most is None or isinstance(most, float):
+        return Tolerance(word, most, None if most is None else _samples(loader), share, epoch)
+    return Tolerance(word, operator.index(most), None, share, epoch)
+
+
+def _samples(loader: Settings) -> int | None:
+    """The samples of an epoch, where its sampler knows how many batches it has, and of which size."""
+    size = loader.batch_size
+    if size is None and loader.batch_sampler is not None:
+        size = getattr(loader.batch_sampler, "batch_size", None)
+    elif size is None:
+        size = 1
+    if loader.is_iterable or not isinstance(size, int):
+        return None
+    try:
+        return tickets_of(loader._index_sampler) * size
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def workers_of(loader: Settings) -> int:

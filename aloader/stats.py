@@ -12,6 +12,7 @@ class EpochCounts:
 
     delivered: int = 0
     failed: int = 0
+    samples_failed: int = 0
     lost: int = 0
     nbytes: int = 0
     fetch_seconds: float = 0.0
@@ -26,7 +27,8 @@ class BatchInfo:
 
     `seq` is its place in the epoch, from 0; `indices` what the sampler gave for it, None for iterable-style datasets;
     `worker` the slot of the worker that made it, None without workers; `waited` the seconds that the consumer waited
-    for it; `epoch` its epoch's number, from 1 with the loader's first.
+    for it; `epoch` its epoch's number, from 1 with the loader's first. `left_out` are the indices of its samples that
+    failed, whatever stands in their place now (`on_error`); of an iterable dataset, their positions in the batch.
     """
 
     seq: int
@@ -34,6 +36,7 @@ class BatchInfo:
     worker: int | None
     waited: float
     epoch: int
+    left_out: tuple[Any, ...] = ()
 
     @property
     def keys(self) -> Any:
@@ -47,12 +50,14 @@ class LoaderStats:
 
     `wait_seconds` is what the consumer waited for batches and `user_seconds` what it did with them, both on the wall
     clock. `fetch_seconds` and `collate_seconds` are sums over all tickets: of an async dataset many run at once, so
-    that they may exceed the wall clock many times over.
+    that they may exceed the wall clock many times over. `errors` are batches that failed; `samples_failed` counts the
+    samples that did without their batch, in what the consumer has been given.
     """
 
     epoch: int = 0
     batches: int = 0
     errors: int = 0
+    samples_failed: int = 0
     workers: int = 0
     workers_lost: int = 0
     payload_bytes: int = 0
@@ -75,7 +80,7 @@ class LoaderStats:
         total = self.wait_seconds + self.user_seconds
         return (
             f"epoch {self.epoch}: {self.batches} batches, {self.payload_bytes / 1e6:.1f} MB in shared memory, "
-            f"{self.errors} errors, {self.workers_lost} workers lost\n"
+            f"{self.errors} errors, {self.samples_failed} samples failed, {self.workers_lost} workers lost\n"
             f"  consumer: {total:.2f} s, of which it waited {self.wait_seconds:.2f} s ({self.wait_share:.0%})\n"
             f"  {self.workers} workers: fetched for {self.fetch_seconds:.2f} s and collated for "
             f"{self.collate_seconds:.2f} s (sums over batches, which overlap)\n"

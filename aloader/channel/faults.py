@@ -33,6 +33,7 @@ FAULT_BYTES = MIB
 PART_BYTES = 64 * KIB
 TEXT_CHARS = 64 * KIB
 REPR_CHARS = KIB
+BRIEF_CHARS = 300
 
 # Some of these are no `Exception`, but a class may derive from one of them and from `Exception` too.
 _NEVER_RAISED_AGAIN = (
@@ -186,6 +187,11 @@ def _summary(exc: BaseException) -> str:
     except BaseException:
         text = "<its str() fails>"
     return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
+
+
+def brief(exc: BaseException) -> str:
+    """Its type and text, for a line of somebody else's."""
+    return _cut(_summary(exc), BRIEF_CHARS)
 
 
 def _cut(text: str, most: int) -> str:

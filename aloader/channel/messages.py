@@ -135,10 +135,11 @@ class Need(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A sample that failed, and its batch did not: its position in the ticket, and its error (`faults.pack_fault`)."""
+    """A sample that failed, and its batch did not: its position in the ticket, and its error (`faults.pack_fault`;
+    within one process, as it is)."""
 
     position: int
-    fault: bytes
+    fault: bytes | BaseException
 
 
 class Batch(NamedTuple):

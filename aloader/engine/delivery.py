@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from aloader.engine.events import Command, Deliver, Discard, Raise
+from aloader.engine.events import Command, Deliver, Discard, Omit, Raise
+
+Outcome = Deliver | Raise | Omit
 
 
 class Delivery:
@@ -15,14 +17,14 @@ class Delivery:
 
     def __init__(self, *, in_order: bool, first: int = 0) -> None:
         self.in_order = in_order
-        self.landed: dict[int, tuple[Deliver | Raise, int] | None] = {}
+        self.landed: dict[int, tuple[Outcome, int] | None] = {}
         self.unconsumed: dict[int, int] = {}
         self.next = first  # the lowest seq that has not left; stays the first without order
         self.left = 0  # how many have
         self.blocked = 0  # how many outcomes wait for one before them
         self.passed = 0  # how many were skipped in their turn
 
-    def land(self, seq: int, outcome: Deliver | Raise, reserved: int, commands: list[Command]) -> None:
+    def land(self, seq: int, outcome: Outcome, reserved: int, commands: list[Command]) -> None:
         """A ticket has its outcome: let it leave, and what waited for it, or keep it for its turn."""
         if not self.in_order:
             self._leave(seq, outcome, reserved, commands)
@@ -50,7 +52,7 @@ class Delivery:
                 self._leave(self.next, *entry, commands)
             self.next += 1
 
-    def _leave(self, seq: int, outcome: Deliver | Raise, reserved: int, commands: list[Command]) -> None:
+    def _leave(self, seq: int, outcome: Outcome, reserved: int, commands: list[Command]) -> None:
         self.left += 1
         self.unconsumed[seq] = reserved
         commands.append(outcome)

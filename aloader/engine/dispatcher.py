@@ -13,10 +13,11 @@ A ticket is always in exactly one place, and the place is its state:
                                         memory for its allowance; or failing: its lane's last slot has ended.
                                         A slot whose process is worn, or not fresh where the ticket must be
                                         alone, is given another one first, when it holds nothing
-    held         `slot.held`            BatchArrived, TicketFailed: landed. WorkerLost: queued again, without its
-                                        reservation; landed if it is to blame (`losses`), or nobody can have it.
+    held         `slot.held`            BatchArrived, TicketFailed, CameToNothing: landed. WorkerLost: queued
+                                        again, without its reservation; landed if it is to blame (`losses`), or
+                                        nobody can have it.
                                         RanDry, if it is not older than that: gone
-    landed       `Delivery.landed`      Deliver or Raise, when its turn has come (without order: at once)
+    landed       `Delivery.landed`      Deliver, Raise or Omit, when its turn has come (without order: at once)
     unconsumed   `Delivery.unconsumed`  Consumed: then it is forgotten
     ===========  =====================  ===================================================================
 
@@ -51,6 +52,7 @@ from aloader.engine.config import DispatcherConfig
 from aloader.engine.delivery import Delivery
 from aloader.engine.events import (
     BatchArrived,
+    CameToNothing,
     Closed,
     Command,
     Consumed,
@@ -62,6 +64,7 @@ from aloader.engine.events import (
     Exhausted,
     Finish,
     NeedMemory,
+    Omit,
     Opened,
     Raise,
     RanDry,
@@ -190,6 +193,13 @@ class Dispatcher:
         if ticket is not None:
             self._work.memory.reserve(ticket, 0)
             self._fail(event.seq, event.error, commands)
+            self._work.refill(self._work.slots[event.slot], commands)
+
+    def _on_came_to_nothing(self, event: CameToNothing, commands: list[Command]) -> None:
+        ticket = self._work.let_go(event.slot, event.generation, event.seq)
+        if ticket is not None:
+            self._work.memory.reserve(ticket, 0)
+            self._delivery.land(event.seq, Omit(event.seq, event.what), 0, commands)
             self._work.refill(self._work.slots[event.slot], commands)
 
     def _fail(self, seq: int, error: object, commands: list[Command]) -> None:
@@ -343,6 +353,7 @@ _HANDLERS: Final[dict[type[Event], Callable[[Dispatcher, Any, list[Command]], No
     NeedMemory: Dispatcher._on_need_memory,
     BatchArrived: Dispatcher._on_batch_arrived,
     TicketFailed: Dispatcher._on_ticket_failed,
+    CameToNothing: Dispatcher._on_came_to_nothing,
     RanDry: Dispatcher._on_ran_dry,
     WorkerLost: Dispatcher._on_worker_lost,
     Consumed: Dispatcher._on_consumed,

@@ -65,6 +65,15 @@ class TicketFailed(NamedTuple):
     error: object
 
 
+class CameToNothing(NamedTuple):
+    """A ticket's samples have all failed, and are left out: there is no batch. `what` is for whoever counts them."""
+
+    slot: int
+    generation: int
+    seq: int
+    what: object
+
+
 class RanDry(NamedTuple):
     """A worker found nothing left of its share of an iterable dataset when it came to `seq`, and makes nothing more."""
 
@@ -110,6 +119,7 @@ Event = (
     | NeedMemory
     | BatchArrived
     | TicketFailed
+    | CameToNothing
     | RanDry
     | WorkerLost
     | Consumed
@@ -163,6 +173,13 @@ class Raise(NamedTuple):
     error: object
 
 
+class Omit(NamedTuple):
+    """Nothing comes in the place of batch `seq`. It has its turn all the same; the driver consumes it by itself."""
+
+    seq: int
+    what: object
+
+
 class Discard(NamedTuple):
     """A batch that nobody will ever see: give its memory back."""
 
@@ -195,4 +212,4 @@ class Finish(NamedTuple):
     """Every ticket has been delivered and consumed."""
 
 
-Command = Draw | Assign | Grant | Deliver | Raise | Discard | Restart | Prepare | Replace | Finish
+Command = Draw | Assign | Grant | Deliver | Raise | Omit | Discard | Restart | Prepare | Replace | Finish

@@ -24,6 +24,7 @@ from aloader.channel.messages import (
     Message,
     Need,
     NewSegment,
+    Nothing,
     Notice,
     RanDry,
     Ready,
@@ -251,7 +252,7 @@ class Crew:
 
     def _on_message(self, worker: Worker, message: Message) -> None:
         listener = self.listener
-        if isinstance(message, Batch | Failure | RanDry):
+        if isinstance(message, Batch | Failure | RanDry | Nothing):
             worker.answered = message.epoch, message.seq
         match message:
             case NewSegment(number, nbytes, fd):
@@ -275,10 +276,12 @@ class Crew:
                 listener.on_need(worker, message.seq, message.nbytes)
             case RanDry() if listener is not None and message.epoch == listener.number:
                 listener.on_dry(worker, message.seq, message.mark)
+            case Nothing() if listener is not None and message.epoch == listener.number:
+                listener.on_nothing(worker, message.seq, message.mark, message.left_out)
             case Notice(text):
                 if listener is not None:
                     listener.on_notice(text)
-            case Failure() | Need() | RanDry():
+            case Failure() | Need() | RanDry() | Nothing():
                 pass  # of an epoch that nobody looks at any more
             case _:
                 raise AssertionError(f"a worker said {message!r}")

@@ -7,20 +7,21 @@ dispatcher or in `_ready` until the step that returns it to the user.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from aloader import errors, options
 from aloader.channel.faults import pack_fault, unpack_fault
-from aloader.channel.messages import Granted, Ticket
+from aloader.channel.messages import Granted, LeftOut, Ticket
 from aloader.channel.record import Record
+from aloader.channel.tolerance import Tolerance
 from aloader.engine import Awaited, Dispatcher, DispatcherConfig
 from aloader.engine.events import (
     Assign,
     BatchArrived,
+    CameToNothing,
     Closed,
     Command,
     Consumed,
@@ -33,6 +34,7 @@ from aloader.engine.events import (
     Finish,
     Grant,
     NeedMemory,
+    Omit,
     Opened,
     Prepare,
     Raise,
@@ -45,24 +47,11 @@ from aloader.engine.events import (
 from aloader.errors import LoaderClosed
 from aloader.pool import deaths
 from aloader.pool.crew import Crew
+from aloader.pool.outcomes import Lost, Outcomes, Source, Unpackable, unpacked
 from aloader.pool.replacing import Replacing
 from aloader.pool.starter import Exit
 from aloader.pool.workers import Worker
 from aloader.stats import EpochCounts
-
-
-class Unpackable(Protocol):
-    """A finished batch, as the user will get it once `unpack` is called; dropping it gives up what it holds."""
-
-    mark: bytes | None
-
-    def unpack(self) -> Any: ...
-
-
-class Source(Protocol):
-    """What is drawn from: raises StopIteration at the end."""
-
-    def draw(self) -> Any: ...
 
 
 class Epoch:
@@ -78,6 +67,7 @@ class Epoch:
         notice: Callable[[str], None] | None = None,
         key: int | None = None,
         record: Record | None = None,
+        tolerance: Tolerance | None = None,
     ) -> None:
         self.number = number
         self.finished = False
@@ -100,12 +90,14 @@ class Epoch:
         self._indices: dict[int, Any] = {}
         self._slots: dict[int, int] = {}  # who works on a ticket, or did
         self.taken: tuple[int, Any, int | None] | None = None  # seq, indices and slot of what was given last
-        self._ready: deque[Deliver | Raise] = deque()
+        self.outcomes = None if tolerance is None else Outcomes(tolerance, self)
+        self._ready: deque[Deliver | Raise] = deque() if self.outcomes is None else self.outcomes
         self._acts: Final[dict[type[Any], Callable[[Any], None]]] = {
             Draw: self._draw,
             Assign: self._assign,
             Grant: self._grant,
-            Deliver: self._ready.append,
+            Deliver: self._ready.append if self.outcomes is None else self.outcomes.deliver,
+            Omit: self._omit,
             Raise: self._ready.append,
             Discard: lambda command: None,  # dropping it ends its leases
             Restart: self._restart,
@@ -146,13 +138,15 @@ class Epoch:
         self._replacing.warn()
         if self._notices and (self.counts.delivered >= options.NOTICE_AFTER or not self._ready):
             self._pass_on()
+        if self.outcomes is not None:
+            self.outcomes.tell(at_end=self.finished and not self._ready)
         if not self._ready:
             raise self._end()
         outcome, given = self._ready.popleft(), False
         try:
             if isinstance(outcome, Deliver):
                 self.counts.delivered += 1
-                batch = self._unpacked(outcome)
+                batch = unpacked(outcome, self._finish_batch)
                 given = True
                 return batch
             self.counts.failed += 1
@@ -163,23 +157,14 @@ class Epoch:
         finally:
             seq, slot = outcome.seq, self._slots.pop(outcome.seq, None)
             self.taken = self.record.number_of(seq), self._indices.pop(seq, None), slot
+            if self.outcomes is not None:
+                self.outcomes.taken(outcome, self.taken, given=given)
             if given:
                 self.record.gave(seq, slot, getattr(outcome.batch, "mark", None))  # type: ignore[union-attr]
             else:
                 self.record.failed(seq)
             self._handle(Consumed(outcome.seq))
             self._crew.flush()
-
-    def _unpacked(self, outcome: Deliver) -> Any:
-        """The batch. What unpickling it raises is an error at its place: not the epoch's end, nor a cancellation."""
-        try:
-            batch = outcome.batch.unpack()  # type: ignore[attr-defined]
-        except (StopIteration, StopAsyncIteration, asyncio.CancelledError) as error:
-            raise RuntimeError(f"unpickling batch {outcome.seq} raised {type(error).__name__}") from error
-        except Exception as error:
-            error.add_note(f"while batch {outcome.seq} was unpickled in the main process")
-            raise
-        return batch if self._finish_batch is None else self._finish_batch(batch)
 
     def close(self) -> None:
         """Nobody looks at this epoch any more."""
@@ -228,6 +213,10 @@ class Epoch:
         """A worker has come to the end of its share of an iterable dataset, which says this of itself."""
         self.record.dry(worker.slot, mark)
         self._handle(RanDry(worker.slot, worker.generation, seq))
+
+    def on_nothing(self, worker: Worker, seq: int, mark: bytes | None, left_out: tuple[LeftOut, ...]) -> None:
+        """All samples of a ticket have failed, and are left out."""
+        self._handle(CameToNothing(worker.slot, worker.generation, seq, Lost(mark, left_out, worker.slot)))
 
     def on_notice(self, text: str) -> None:
         """A worker has something to say to the user."""
@@ -312,6 +301,10 @@ class Epoch:
         worker = self._crew.workers.get(command.slot)
         if worker is not None:
             worker.link.send(Granted(self._crew.who.dataset, self.number, command.seq))
+
+    def _omit(self, command: Omit) -> None:
+        if self.outcomes is not None and self.outcomes.omit(command):
+            self._events.append(Consumed(command.seq))
 
     def _finish(self, command: Finish) -> None:
         self.finished = True

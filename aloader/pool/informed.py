@@ -62,6 +62,6 @@ class AsyncInformedBatches:
         await self._batches.aclose()
 
 
-def _info(taken: tuple[int, Any, int | None, int], waited: float) -> BatchInfo:
-    seq, indices, worker, epoch = taken
-    return BatchInfo(seq, indices, worker, waited, epoch)
+def _info(taken: tuple[int, Any, int | None, int, tuple[Any, ...]], waited: float) -> BatchInfo:
+    seq, indices, worker, epoch, left_out = taken
+    return BatchInfo(seq, indices, worker, waited, epoch, left_out)

@@ -48,11 +48,12 @@ class Run:
         return self.job is not None or self.source.heavy
 
     @property
-    def taken(self) -> tuple[int, Any, int | None, int]:
-        """Of the batch that was given last: seq, indices, worker (None: no process) and epoch."""
+    def taken(self) -> tuple[int, Any, int | None, int, tuple[Any, ...]]:
+        """Of the batch that was given last: seq, indices, worker (None: no process), epoch, and what failed in it."""
         assert self.epoch.taken is not None, "a batch has been given"
         seq, indices, slot = self.epoch.taken
-        return seq, indices, slot if self.pool is not None else None, self.epoch.number
+        left_out = () if self.epoch.outcomes is None else self.epoch.outcomes.left_out
+        return seq, indices, slot if self.pool is not None else None, self.epoch.number, left_out
 
     @property
     def closed(self) -> bool:
@@ -129,6 +130,7 @@ def snapshot(run: Run | None) -> LoaderStats:
         epoch=run.epoch.number,
         batches=counts.delivered,
         errors=counts.failed,
+        samples_failed=counts.samples_failed,
         workers=run.crew.who.num_workers if run.pool is not None else 0,
         workers_lost=counts.lost,
         payload_bytes=counts.nbytes,

@@ -17,7 +17,7 @@ from aloader.pool.starter import Exit
 class Arrived:
     """A batch in shared memory, not unpickled yet. Dropping it ends its leases."""
 
-    __slots__ = ("body", "mark", "nbytes", "owners")
+    __slots__ = ("body", "left_out", "mark", "nbytes", "owners")
 
     def __init__(self, mappings: Mappings, message: Batch) -> None:
         lease = mappings.lease
@@ -28,6 +28,7 @@ class Arrived:
             self.body = lease(message.body)
             self.nbytes += message.body.nbytes
         self.mark = message.mark
+        self.left_out = message.left_out
 
     def unpack(self) -> Any:
         """The batch, its large leaves on the memory that the worker wrote."""

@@ -34,18 +34,24 @@ def taker(dataset: Any) -> Take | None:
 class Taken:
     """The samples of one ticket, some of which are there."""
 
-    def __init__(self, indices: list[Any]) -> None:
+    def __init__(self, indices: list[Any], *, errors: bool = True) -> None:
+        """Without `errors`, samples that fail are left to whoever fetches the missing ones."""
         self.samples: list[Any] = [ELSEWHERE] * len(indices)
-        self._indices = indices
+        self.indices = indices
+        self._errors = errors
         self.position = -1  # of the one that was taken last, or is being taken
 
     async def take(self, take: Take, note: Callable[[int], None]) -> None:
         """Those that are at hand. Raises what the dataset raises, for the one at `position`."""
         began = time.perf_counter()
-        for place, index in enumerate(self._indices):
+        for place, index in enumerate(self.indices):
             self.position = place
             note(place)
-            self.samples[place] = take(index)
+            try:
+                self.samples[place] = take(index)
+            except Exception:
+                if self._errors:
+                    raise
             if time.perf_counter() - began > TURN:
                 await asyncio.sleep(0)
                 began = time.perf_counter()

@@ -6,18 +6,18 @@ samples are fetched and how the answer to a request for memory is waited for.
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from torch.utils.data._utils import collate
 
 from aloader import options
 from aloader.channel.arena import Arena, Place
+from aloader.channel.blame import blame, shortly
 from aloader.channel.faults import pack_fault
 from aloader.channel.job import Job
 from aloader.channel.link import Link
@@ -31,6 +31,7 @@ from aloader.channel.messages import (
     Message,
     Need,
     NewSegment,
+    Nothing,
     Notice,
     RanDry,
     Released,
@@ -45,9 +46,9 @@ from aloader.channel.status import Doing, StatusPage
 from aloader.worker.calls import Calls
 from aloader.worker.collation import collate_into, estimate
 from aloader.worker.dataclass_collation import collating
-from aloader.worker.fetch import Failed, fetch_inline
+from aloader.worker.faulty import AllLost, Failed, Losses, Policy
+from aloader.worker.fetch import Progress, fetch_inline
 from aloader.worker.generators import COLLATE, Seeding, nobodys, unseeded
-from aloader.worker.hints import hint
 from aloader.worker.marks import Marker, tell
 from aloader.worker.states import Generators, State, Watch
 from aloader.worker.stream import Dry, Stream
@@ -74,6 +75,20 @@ class Clock:
         self.mark = mark
 
 
+class Telling:
+    """A ticket's progress, where the page shall say each time which ticket it is, and since when."""
+
+    def __init__(self, page: StatusPage, ticket: Ticket) -> None:
+        self._page = page
+        self._ticket = ticket
+
+    def __getitem__(self, at: int) -> int:
+        return self._page.progress[at]
+
+    def __setitem__(self, at: int, position: int) -> None:
+        self._page.write(Doing.FETCHING, self._ticket.epoch, self._ticket.seq, position)
+
+
 class Bench:
     """See the top of this file. `broken` is why the job cannot be worked on; every ticket is answered with it."""
 
@@ -93,6 +108,7 @@ class Bench:
         self._resume: Resume | None = pickle.loads(start.resume) if start.resume else None
         self._job: Job | None = None
         self._by_default = False
+        self._policy = Policy(start.on_error, None, start.slot)
         self._calls = Calls()
         self._generators = Generators()
         self._watch = Watch(self._generators)
@@ -112,6 +128,7 @@ class Bench:
         """Work on this job from now on, where another program may have left off. Raises what the dataset raises."""
         self._job = job
         self.marker = Marker(job.dataset, self._name)
+        self._policy = self._policy._replace(function=job.on_error)
         self._by_default = job.collate_fn is collate.default_collate
         self._collate = collating(job.collate_fn)
         if self._resume is not None and not self.start.iterable:
@@ -183,15 +200,20 @@ class Bench:
             return None
         return Seeding.of(self._generators, ticket, self.start.auto_collation, self.start.iterable)
 
-    def fetch(self, ticket: Ticket, clock: Clock, seeding: Seeding | None) -> Any:
+    def losses(self, ticket: Ticket, seeding: Seeding | None) -> Losses | None:
+        """What has failed of a ticket; None where an error is the ticket's."""
+        return self._policy.losses(ticket, self.start.auto_collation, self.start.iterable, seeding)
+
+    def fetch(self, ticket: Ticket, clock: Clock, seeding: Seeding | None, losses: Losses | None = None) -> Any:
         """The ticket's samples, here and now; there may be awaitables among them. Raises `Failed` and `Dry`."""
-        progress = self.page.progress
+        progress: Progress = self.page.progress if not ticket.alone else Telling(self.page, ticket)
         if self.start.iterable:
             stream = self.stream(ticket.epoch)
-            samples = stream.take(ticket.indices, progress, seeding)  # type: ignore[arg-type]
+            samples = stream.take(ticket.indices, progress, seeding, losses)  # type: ignore[arg-type]
             clock.mark = stream.mark
             return samples
-        samples = fetch_inline(self.job.dataset, ticket.indices, self.start.auto_collation, progress, seeding)
+        batched = self.start.auto_collation
+        samples = fetch_inline(self.job.dataset, ticket.indices, batched, progress, seeding, losses)
         clock.mark = self.marker.take()
         return samples
 
@@ -224,7 +246,7 @@ class Bench:
             missing += len(packed.body)
         return Collated(packed, places, missing)
 
-    def send(self, ticket: Ticket, collated: Collated, clock: Clock) -> None:
+    def send(self, ticket: Ticket, collated: Collated, clock: Clock, losses: Losses | None = None) -> None:
         """Copy what is not in the arena yet, and answer the ticket."""
         packed, places, missing = collated
         self.arena.make_room(missing)
@@ -236,7 +258,8 @@ class Bench:
         body = packed.body if small else self.arena.store(memoryview(packed.body))
         now = time.perf_counter()
         seconds = clock.fetched - clock.began, now - clock.fetched
-        self.link.send(Batch(ticket.dataset, ticket.epoch, ticket.seq, body, leaves, *seconds, clock.mark))
+        rest = (clock.mark,) if losses is None else (clock.mark, losses.packed(self._name))
+        self.link.send(Batch(ticket.dataset, ticket.epoch, ticket.seq, body, leaves, *seconds, *rest))
         if not self.asked():
             self.asked = lambda: True
             self.link.send(Notice(_unsharded(self.job.dataset, self.start.num_workers)))
@@ -263,29 +286,18 @@ class Bench:
             self.link.send(RanDry(ticket.dataset, ticket.epoch, ticket.seq, ended))
             return
         worker = self._name
+        if isinstance(error, AllLost):
+            left_out = error.losses.packed(worker)
+            self.link.send(Nothing(ticket.dataset, ticket.epoch, ticket.seq, error.mark, left_out))
+            return
         if isinstance(error, Failed):
             note = blame(ticket, error.position, self.start.auto_collation, self.start.iterable)
             error = error.cause
         elif self.start.iterable:
             note = f"in batch {ticket.seq}"
         else:
-            note = f"in batch {ticket.seq} (indices {_shortly(ticket.indices)})"
+            note = f"in batch {ticket.seq} (indices {shortly(ticket.indices)})"
         self.link.send(Failure(ticket.dataset, ticket.epoch, ticket.seq, pack_fault(error, worker, note)))
-
-
-def blame(ticket: Ticket, position: int, batched: bool, iterable: bool = False) -> str:
-    """Which sample of a ticket it was, in words."""
-    if iterable:
-        return f"while reading the sample at position {max(0, position)} of batch {ticket.seq}"
-    if position < 0:
-        return f"while fetching samples {_shortly(ticket.indices)} of batch {ticket.seq} together"
-    index: Any = ticket.indices
-    if batched:
-        try:
-            index = next(itertools.islice(index, position, None))  # torch takes any iterable: a set, a dict's keys
-        except StopIteration:  # an iterator, which is used up
-            return f"while fetching the sample at position {position} of batch {ticket.seq}"
-    return f"while fetching sample {_shortly(index)} of batch {ticket.seq}{hint(index)}"
 
 
 def _unsharded(dataset: Any, num_workers: int) -> str:
@@ -295,14 +307,6 @@ def _unsharded(dataset: Any, num_workers: int) -> str:
         "aloader.shard_info().of(samples)`; or use num_workers=1. Where every worker is meant to read everything "
         "(samples made at random), asking for `torch.utils.data.get_worker_info().seed` ends this warning."
     )
-
-
-_MOST: Final = 200
-
-
-def _shortly(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MOST else text[: _MOST - 1] + "…"
 
 
 def guarded(action: Callable[[], None]) -> BaseException | None:

@@ -8,6 +8,7 @@ end, on this loop.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -19,7 +20,8 @@ from aloader.channel.messages import Ticket
 from aloader.channel.status import Doing
 from aloader.storage.permits import PERMITS, Permits
 from aloader.worker.bench import Bench, Clock
-from aloader.worker.fetch import Failed, Fetcher, Note
+from aloader.worker.faulty import Failed, Losses
+from aloader.worker.fetch import Fetcher, Note
 from aloader.worker.generators import Seeding
 from aloader.worker.inline import TurnsAsync
 from aloader.worker.kinds import parts
@@ -62,12 +64,12 @@ class _Server:
         self._grants: dict[tuple[int, int], asyncio.Future[None]] = {}
         self._writing = False
         dataset = bench.job.dataset if bench.broken is None else None
-        self._fetcher: Fetcher | StreamFetcher
         start = bench.start
         # Whoever replaces a lost worker notes at which sample it is at each moment.
         self._exact = start.generation > 0 and threads is None
         wrap = partial(Stepwise, page=bench.page) if self._exact else None
-        self._fetcher = Fetcher(dataset, start.auto_collation, start.concurrency, threads, may_block=True, wrap=wrap)
+        self._each = Fetcher(dataset, start.auto_collation, start.concurrency, threads, may_block=True, wrap=wrap)
+        self._fetcher: Fetcher | StreamFetcher = self._each
         # What workers have died at is fetched one by one, in threads too: so that the next death tells which it was.
         self._alone = Fetcher(dataset, start.auto_collation, 1, threads, may_block=True) if threads else None
         self._reading = -1  # the epoch whose share of an iterable dataset is being read
@@ -81,8 +83,8 @@ class _Server:
                 if begun is not None:
                     self._reads(begun.ticket)
                     start = self._bench.start
-                    rest = _Rest(begun.fetched, start.auto_collation, start.concurrency)
-                    self._begin(begun.ticket, rest, begun.seeding)
+                    rest = _Rest(begun.fetched, start.auto_collation, start.concurrency, self._each)
+                    self._begin(begun.ticket, rest, begun)
                 self._on_readable()
                 self._flush()
                 await self._stopped.wait()
@@ -147,16 +149,16 @@ class _Server:
         if isinstance(self._fetcher, StreamFetcher):
             self._group.create_task(self._fetcher.aclose())
 
-    def _begin(self, ticket: Ticket, fetcher: Any, seeding: Seeding | None = None) -> None:
+    def _begin(self, ticket: Ticket, fetcher: Any, begun: TurnsAsync | None = None) -> None:
         key = (ticket.epoch, ticket.seq)
-        task = self._group.create_task(self._work(ticket, fetcher, seeding))
+        task = self._group.create_task(self._work(ticket, fetcher, begun))
         self._tasks[key] = task
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
-    async def _work(self, ticket: Ticket, fetcher: Any, seeding: Seeding | None) -> None:
+    async def _work(self, ticket: Ticket, fetcher: Any, begun: TurnsAsync | None) -> None:
         """Answer one ticket. Never raises but when it is cancelled: then nobody waits for the answer."""
         try:
-            await self._answer(ticket, fetcher, seeding)
+            await self._answer(ticket, fetcher, begun)
         except BaseException as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
@@ -166,21 +168,24 @@ class _Server:
         if not self._tasks:
             self._bench.page.write(Doing.IDLE)
 
-    async def _answer(self, ticket: Ticket, fetcher: Any, seeding: Seeding | None) -> None:
+    async def _answer(self, ticket: Ticket, fetcher: Any, begun: TurnsAsync | None) -> None:
         bench = self._bench
         if bench.broken is not None:
             raise bench.broken
         bench.obey()
         clock = Clock(time.perf_counter())
-        alone = self._alone if ticket.alone else None
+        alone = self._alone if ticket.alone and begun is None else None
         doing = Doing.FETCHING if self._exact or alone else Doing.FETCHING_SEVERAL
 
         def note(position: int) -> None:
             bench.page.write(doing, ticket.epoch, ticket.seq, position)
 
-        seeding = seeding or bench.seeding(ticket)
+        seeding = bench.seeding(ticket) if begun is None else begun.seeding
         fetching = seeding.without_generators() if seeding is not None and bench.start.threads else seeding
-        samples = await (alone or fetcher).fetch(ticket.indices, note, fetching, clock.marked)
+        losses = bench.losses(ticket, fetching) if begun is None else begun.losses
+        samples = await (alone or fetcher).fetch(ticket.indices, note, fetching, clock.marked, losses)
+        if losses is not None:
+            samples = losses.settled(samples, clock.mark)
         clock.fetched = time.perf_counter()
         need = bench.need_before(samples)
         if need > ticket.allowance:
@@ -189,7 +194,7 @@ class _Server:
         del samples
         if collated.missing + need > max(ticket.allowance, need):
             await self._memory(ticket, collated.missing + need)
-        bench.send(ticket, collated, clock)
+        bench.send(ticket, collated, clock, losses)
         if self._exact:
             bench.page.write(Doing.AWAITING, ticket.epoch, ticket.seq)
 
@@ -207,21 +212,33 @@ class _Server:
 class _Rest:
     """What the inline server had fetched, as a dataset: its awaitables are awaited like an async dataset's."""
 
-    def __init__(self, fetched: Any, batched: bool, concurrency: int) -> None:
+    def __init__(self, fetched: Any, batched: bool, concurrency: int, each: Fetcher) -> None:
         self._fetched = fetched
         self._batched = batched
         self._fetcher = Fetcher(self, True, concurrency)
+        self._each = each
 
     def __getitems__(self, indices: Any) -> Any:
         return self._fetched
 
     async def fetch(
-        self, indices: Any, note: Note, seeding: Seeding | None, marked: Callable[[bytes | None], None]
+        self,
+        indices: Any,
+        note: Note,
+        seeding: Seeding | None,
+        marked: Callable[[bytes | None], None],
+        losses: Losses | None = None,
     ) -> Any:
         """As a fetcher. (What the dataset says of itself was noted when the inline server had it.)"""
-        if self._batched:
+        together = self._batched and (losses is None or inspect.isawaitable(self._fetched))
+        if not together:
+            return await self._fetcher.awaited(self._fetched, self._batched, note, seeding, losses)
+        try:
             return await self._fetcher.fetch(indices, note, seeding)
-        return await self._fetcher.awaited(self._fetched, False, note, seeding)
+        except Failed:
+            if losses is None:
+                raise
+            return await self._each.each(losses, note, seeding)
 
 
-__all__ = ["Failed", "enter", "serve"]
+__all__ = ["enter", "serve"]

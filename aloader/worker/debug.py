@@ -14,17 +14,21 @@ import inspect
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, Self
 
+from aloader.channel.blame import blame
 from aloader.channel.marks import Resume
-from aloader.channel.messages import Ticket
+from aloader.channel.messages import LeftOut, Ticket
 from aloader.channel.record import Record
+from aloader.channel.tolerance import Place as Counted
+from aloader.channel.tolerance import Tolerance
 from aloader.errors import LoaderBusy, LoaderClosed
-from aloader.worker.bench import blame
-from aloader.worker.emulation import Place, Team, stepped
-from aloader.worker.fetch import Failed, _awaited, blamed, close_all, fetch_inline, has_awaitables, seeded
-from aloader.worker.generators import AWAITED, COLLATE, TOGETHER_AWAITED, Seeding, driven, kept, unseeded
+from aloader.worker.each import fetch_each
+from aloader.worker.emulation import Inside, Place, Slot, Team, stepped
+from aloader.worker.faulty import AllLost, Failed, Losses, Policy
+from aloader.worker.fetch import fetch_inline, has_awaitables
+from aloader.worker.generators import AWAITED, COLLATE, Seeding, driven
+from aloader.worker.in_turn import await_in_turn
 from aloader.worker.kinds import is_async, purpose_of_awaited, reads_async
 from aloader.worker.local import presentable
 from aloader.worker.states import Generators
@@ -61,6 +65,10 @@ class Plan(NamedTuple):
     drop_last: bool = False
     rank: int = 0
     key: int | None = None
+    number: int = 0
+    on_error: str = "raise"
+    awaits: bool = False  # with workers, somebody would await what the function for failed samples returns
+    tolerance: Tolerance | None = None
 
 
 class Owner(Protocol):
@@ -92,6 +100,9 @@ class Epoch:
         self._streams: dict[int, Stream] = {}  # of an iterable dataset, by place
         self._over: BaseException | None = None  # what the sampler ended with
         self._generators = Generators(shared=True)
+        self._left_out: tuple[LeftOut, ...] = ()  # of the batch that was made last
+        self._omitted: list[tuple[int, int, bytes | None]] = []  # since the user had a batch
+        self.taken: tuple[int, Any, int | None, int, tuple[Any, ...]] | None = None  # as `Run.taken`
         plan.source.prepare()
         for _ in range(plan.ahead):
             self._draw()
@@ -108,34 +119,77 @@ class Epoch:
 
         What was cancelled or interrupted is made again next time.
         """
-        if self.plan.owner.closed:
-            raise LoaderClosed("the loader has been closed; make a new one")
-        if not self.plan.ahead and not self._tickets:
-            self._draw()
-        if not self._tickets or not self._turns:
-            await self._end()
-        slot = self._turns[0]
-        ticket = Ticket(0, 0, self._seq, self._tickets[0], 0, self.plan.key)
-        try:
-            batch = await self._made(slot, ticket)
-        except Dry:
-            self.record.dry(self.team.slots.index(slot), self._streams[id(slot)].mark)
-            self._turns.popleft()
-            return await self.make()
-        except Exception:
-            self.record.failed(self._seq)
+        while True:
+            if self.plan.owner.closed:
+                raise LoaderClosed("the loader has been closed; make a new one")
+            if not self.plan.ahead and not self._tickets:
+                self._draw()
+            if not self._tickets or not self._turns:
+                await self._end()
+            slot, number = self._turns[0], self.team.slots.index(self._turns[0])
+            ticket = Ticket(0, 0, self._seq, self._tickets[0], 0, self.plan.key)
+            try:
+                batch = await self._made(slot, ticket)
+                self._count(slot, number, ticket)
+            except Dry:
+                self.record.dry(number, self._streams[id(slot)].mark)
+                self._turns.popleft()
+                continue
+            except AllLost as lost:
+                self._omit(slot, number, ticket, lost)
+                continue
+            except Exception:
+                self.record.failed(self._seq)
+                self._done()
+                raise
+            self._pass()
+            self.record.gave(self._seq, number, self._mark(slot))
             self._done()
+            return batch if self.plan.finish is None else self.plan.finish(batch)
+
+    def _mark(self, slot: Place) -> bytes | None:
+        return self._streams[id(slot)].mark if self.plan.iterable else slot.marker.take()
+
+    def _count(self, slot: Place, number: int, ticket: Ticket) -> None:
+        """Before a batch is given: count what has failed in it, and say what there is to say. Raises `SampleError`
+        where it is not given, since these are too many."""
+        plan, worker = self.plan, number if isinstance(slot, Slot) else None
+        indices = None if plan.iterable else ticket.indices
+        place = Counted(self.record.number_of(ticket.seq), indices, plan.batched, plan.iterable, worker)
+        self.taken = place.seq, indices, worker, plan.number, place.names(self._left_out)
+        if plan.tolerance is not None:
+            error = plan.tolerance.count(place, self._left_out)
+            plan.tolerance.warn()
+            if error is not None:
+                raise error
+
+    def _omit(self, slot: Place, number: int, ticket: Ticket, lost: AllLost) -> None:
+        """A ticket has come to nothing."""
+        self._left_out = lost.losses.left_out()
+        try:
+            self._count(slot, number, ticket)
+            self._omitted.append((ticket.seq, number, self._mark(slot)))
+        except Exception:
+            self.record.failed(ticket.seq)
             raise
-        mark = self._streams[id(slot)].mark if self.plan.iterable else slot.marker.take()
-        self.record.gave(self._seq, self.team.slots.index(slot), mark)
-        self._done()
-        return batch if self.plan.finish is None else self.plan.finish(batch)
+        finally:
+            self._done()
+
+    def _pass(self) -> None:
+        """The user has something behind what was omitted, or knows that nothing is left."""
+        for seq, number, mark in self._omitted:
+            self.record.gave(seq, number, mark)
+        self._omitted.clear()
 
     async def _end(self) -> NoReturn:
         """The sampler's error once, and from then on the end."""
         if not self.plan.kept:
             await self.team.aclose()
+        self._pass()
         self.record.ended = True
+        if self.plan.tolerance is not None:
+            self.plan.tolerance.end()
+            self.plan.tolerance.warn()
         error, self._over = self._over, StopIteration()
         raise StopAsyncIteration if error is None or isinstance(error, StopIteration) else error
 
@@ -150,7 +204,7 @@ class Epoch:
         error: BaseException | None = None
         try:
             return await self._answer(slot, ticket)
-        except Dry:
+        except (Dry, AllLost):
             raise
         except Failed as failed:
             error = failed.cause
@@ -171,24 +225,44 @@ class Epoch:
         if is_async(job.dataset):
             await self.team.enter(slot)
         seeding = Seeding.of(self._generators, ticket, batched, self.plan.iterable)
+        number = self.team.slots.index(slot) if isinstance(slot, Slot) else -1
+        policy = Policy(self.plan.on_error, job.on_error, number, self.plan.awaits)
+        losses = policy.losses(ticket, batched, self.plan.iterable, seeding)
         if self.plan.iterable:
-            samples = await self._read(slot, ticket, seeding)
+            samples = await self._read(slot, ticket, seeding, losses)
         else:
             with self._inside(slot, seeding):
-                samples = fetch_inline(job.dataset, ticket.indices, batched, [0], seeding)
+                samples = fetch_inline(job.dataset, ticket.indices, batched, [0], seeding, losses)
         if has_awaitables(samples):
-            purpose = AWAITED if self.plan.iterable else purpose_of_awaited(job.dataset, batched)
-            waiting = _await_in_turn(samples, batched, seeding, purpose)
-            samples = await self.team.run(driven(self._inside(slot, seeding), waiting))
+            samples = await self._await(slot, samples, seeding, losses)
+        if losses is not None:
+            samples = losses.settled(samples)
+        self._left_out = () if losses is None else losses.left_out()
         with self._inside(slot, seeding):
             if seeding is not None:
                 seeding.all(COLLATE).begin()
             return job.collate_fn(samples)
 
-    def _inside(self, slot: Place, seeding: Seeding | None) -> _Inside:
-        return _Inside(slot, self._generators if seeding is not None else None)
+    async def _await(self, slot: Place, samples: Any, seeding: Seeding | None, losses: Losses | None) -> Any:
+        """What the dataset has returned, awaited. If one awaitable is for all samples, and fails: each by itself."""
+        dataset, batched = slot.job.dataset, self.plan.batched
+        purpose = AWAITED if self.plan.iterable else purpose_of_awaited(dataset, batched)
+        together = batched and inspect.isawaitable(samples)
+        try:
+            waiting = await_in_turn(samples, batched, seeding, purpose, None if together else losses)
+            return await self.team.run(driven(self._inside(slot, seeding), waiting))
+        except Failed as failed:
+            if losses is None or not together or not isinstance(failed.cause, Exception):
+                raise
+        with self._inside(slot, seeding):
+            samples = fetch_each(dataset, losses, lambda position: None, seeding)
+        waiting = await_in_turn(samples, batched, seeding, AWAITED, losses)
+        return await self.team.run(driven(self._inside(slot, seeding), waiting))
 
-    async def _read(self, slot: Place, ticket: Ticket, seeding: Seeding | None) -> Any:
+    def _inside(self, slot: Place, seeding: Seeding | None) -> Inside:
+        return Inside(slot, self._generators if seeding is not None else None)
+
+    async def _read(self, slot: Place, ticket: Ticket, seeding: Seeding | None, losses: Losses | None) -> Any:
         number = self.team.slots.index(slot)
         self.record.assigned(ticket.seq, number)
         count = ticket.indices if self.plan.batched else None
@@ -199,54 +273,10 @@ class Epoch:
             self._streams[id(slot)] = stream
         inside = self._inside(slot, seeding)
         if reads_async(slot.job.dataset):
-            taking: Any = stream.take_async(count, lambda position: None, seeding)  # type: ignore[arg-type]
+            taking: Any = stream.take_async(count, lambda position: None, seeding, losses)  # type: ignore[arg-type]
             return await self.team.run(driven(inside, taking))
         with inside:
-            return stream.take(count, [0], seeding)  # type: ignore[arg-type]
-
-
-class _Inside:
-    """A worker's place, whose generators may be seeded for samples meanwhile."""
-
-    def __init__(self, slot: Place, generators: Generators | None) -> None:
-        self._slot = slot
-        self._generators = generators
-        self._stack = ExitStack()
-
-    def __enter__(self) -> None:
-        self._stack.enter_context(self._slot)
-        self._stack.enter_context(kept(self._generators))
-        if self._generators is None:
-            unseeded()
-
-    def __exit__(self, *exc: object) -> None:
-        self._stack.close()
-
-
-async def _await_in_turn(fetched: Any, batched: bool, seeding: Seeding | None, purpose: str) -> Any:
-    """What the dataset has returned, awaited: one sample after the other."""
-    position = -1 if batched else 0
-
-    async def awaited(value: Any) -> Any:
-        if seeding is None:
-            return await _awaited(value)
-        return await driven(seeding.own(seeding.name(max(0, position)), purpose), _awaited(value))
-
-    try:
-        if not batched:
-            return await awaited(fetched)
-        if inspect.isawaitable(fetched):
-            fetched = await seeded(fetched, None if seeding is None else seeding.all(TOGETHER_AWAITED))
-        if type(fetched) not in (list, tuple):
-            return await awaited(fetched)
-        samples: list[Any] = []
-        for sample in fetched:
-            position = len(samples)
-            samples.append(await awaited(sample) if has_awaitables(sample) else sample)
-        return type(fetched)(samples)
-    except BaseException as error:
-        close_all(fetched)
-        raise blamed(position, error) from None
+            return stream.take(count, [0], seeding, losses)  # type: ignore[arg-type]
 
 
 class Batches:
@@ -254,6 +284,11 @@ class Batches:
 
     def __init__(self, epoch: Epoch) -> None:
         self._epoch = epoch
+
+    @property
+    def taken(self) -> Any:
+        """Of the batch that was given last."""
+        return self._epoch.taken
 
     def __iter__(self) -> Self:
         return self
@@ -274,6 +309,11 @@ class AsyncBatches:
     def __init__(self, epoch: Epoch) -> None:
         self._epoch = epoch
         self._waiting = False
+
+    @property
+    def taken(self) -> Any:
+        """Of the batch that was given last."""
+        return self._epoch.taken
 
     def __aiter__(self) -> Self:
         return self

@@ -12,7 +12,7 @@ import logging
 import random
 import weakref
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -27,10 +27,11 @@ from aloader.channel.replica import replicator
 from aloader.ranks import Ranks
 from aloader.worker import seeds
 from aloader.worker.concurrent import enter
-from aloader.worker.generators import driven
+from aloader.worker.generators import driven, kept, unseeded
 from aloader.worker.marks import Marker, tell
 from aloader.worker.replay import PrivateLoop
 from aloader.worker.sharding import loader_ranks
+from aloader.worker.states import Generators
 
 
 class _State(NamedTuple):
@@ -130,6 +131,24 @@ class Slot(Place):
         if self._outside is not None:
             self._outside.apply()
             self._outside = None
+
+
+class Inside:
+    """A worker's place, whose generators may be seeded for samples meanwhile."""
+
+    def __init__(self, slot: Place, generators: Generators | None) -> None:
+        self._slot = slot
+        self._generators = generators
+        self._stack = ExitStack()
+
+    def __enter__(self) -> None:
+        self._stack.enter_context(self._slot)
+        self._stack.enter_context(kept(self._generators))
+        if self._generators is None:
+            unseeded()
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
 
 
 class Team:

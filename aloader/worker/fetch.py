@@ -15,9 +15,11 @@ from functools import partial
 from typing import Any, Protocol
 
 from aloader.worker import at_hand
+from aloader.worker.each import fetch_carefully
+from aloader.worker.faulty import BAD, Failed, Losses
 from aloader.worker.flight import Begin, Cancelled, Flight, Wrap
 from aloader.worker.generators import AWAITED, TOGETHER, TOGETHER_AWAITED, Own, Seeding, driven
-from aloader.worker.kinds import draws_random_numbers, fetches_together, is_coroutine_function
+from aloader.worker.kinds import draws_random_numbers, fetches_one, fetches_together, is_coroutine_function
 
 
 class Note(Protocol):
@@ -33,20 +35,19 @@ class Progress(Protocol):
     def __setitem__(self, at: int, position: int, /) -> None: ...
 
 
-class Failed(Exception):  # noqa: N818
-    """A sample failed: its position in the ticket, or -1 where one call fetched them all. The cause is the user's."""
-
-    def __init__(self, position: int, cause: BaseException) -> None:
-        super().__init__(position)
-        self.position = position
-        self.cause = cause
-
-
 def has_awaitables(fetched: Any) -> bool:
     """Whether what a dataset returned has yet to be awaited."""
     if type(fetched) is list or type(fetched) is tuple:
-        return any(map(_awaitable_type, set(map(type, fetched)))) or (bool(fetched) and _holds_awaitables(fetched[0]))
+        return any(map(_awaitable_type, set(map(type, fetched)))) or _holds_awaitables(_first(fetched))
     return _awaitable_type(type(fetched)) or inspect.isawaitable(fetched) or _holds_awaitables(fetched)
+
+
+def _first(samples: Any) -> Any:
+    """The first of these that is one, if any is."""
+    for sample in samples:
+        if sample is not BAD:
+            return sample
+    return None
 
 
 def _holds_awaitables(sample: Any) -> bool:
@@ -72,12 +73,22 @@ def close_all(fetched: Any) -> None:
         close_all(list(fetched.values()))
 
 
-def fetch_inline(dataset: Any, indices: Any, batched: bool, progress: Progress, seeding: Seeding | None = None) -> Any:
+def fetch_inline(
+    dataset: Any,
+    indices: Any,
+    batched: bool,
+    progress: Progress,
+    seeding: Seeding | None = None,
+    losses: Losses | None = None,
+) -> Any:
     """What torch's fetcher does: the samples of a batch, or the one sample of an unbatched ticket.
 
     The position of the sample at work is kept in `progress[0]`, -1 where one call fetches them all. Raises `Failed`.
-    The result may hold awaitables. With a `seeding`, the global generators are seeded for each.
+    The result may hold awaitables. With a `seeding`, the global generators are seeded for each; with `losses`, what
+    stands in the place of those that failed is among them.
     """
+    if losses is not None:
+        return fetch_carefully(dataset, losses, partial(progress.__setitem__, 0), seeding)
     progress[0] = -1
     try:
         if not batched:
@@ -130,27 +141,66 @@ class Fetcher:
         note: Note,
         seeding: Seeding | None = None,
         marked: Callable[[bytes | None], None] | None = None,
+        losses: Losses | None = None,
     ) -> Any:
         """The samples of a ticket (the one sample, if unbatched), all awaited. Raises `Failed`."""
         if seeding is not None and not self._draws:
             seeding = seeding.without_generators()
+        if losses is not None:
+            return await self._carefully(losses, note, seeding)
         if not self._batched:
             (sample,) = await self._all([partial(self._sample, 0, indices, note, seeding)])
             return sample
         if fetches_together(self._dataset, seeding is not None):
             return await self._many(indices, note, seeding)
         if self._take is not None:
-            return await self._with_what_is_at_hand(self._take, list(indices), note, seeding)
+            begin = partial(self._sample, note=note, seeding=seeding)
+            return await self._with_what_is_at_hand(at_hand.Taken(list(indices)), note, begin)
         return await self._all([partial(self._sample, i, index, note, seeding) for i, index in enumerate(indices)])
 
-    async def _with_what_is_at_hand(self, take: at_hand.Take, indices: list[Any], note: Note, seeding: Any) -> Any:
-        taken = at_hand.Taken(indices)
+    async def _carefully(self, losses: Losses, note: Note, seeding: Seeding | None) -> Any:
+        """The same, with what stands in the place of those that failed."""
+        together = losses.batched and fetches_together(self._dataset, seeding is not None)
+        if not together or losses.apart:
+            return await self.each(losses, note, seeding)
         try:
-            await taken.take(take, note)
+            (fetched,) = await self._all([partial(self._together, losses.indices, note, seeding)])
+        except Failed as failed:
+            if not isinstance(failed.cause, Exception):
+                raise
+            return await self.each(losses, note, seeding)
+        return await self.awaited(fetched, True, note, seeding, losses)
+
+    async def each(self, losses: Losses, note: Note, seeding: Seeding | None) -> Any:
+        """The same, each sample by itself; if it must be, alone."""
+        alone = fetches_one(self._dataset) or not losses.batched
+        begin = partial(self._sample if alone else self._only, note=note, seeding=seeding)
+        careful = partial(self._careful, begin=begin, losses=losses)
+        if self._take is not None and losses.batched and not losses.apart:
+            taken = at_hand.Taken(list(losses.indices), errors=False)
+            return await self._with_what_is_at_hand(taken, note, careful)
+        begins: list[Begin] = [partial(careful, at, index) for at, index in enumerate(losses.indices)]
+        if losses.alone:
+            samples = [sample for one in begins for sample in await self._all([one])]
+        else:
+            samples = await self._all(begins)
+        return samples if losses.batched else samples[0]
+
+    async def _careful(self, position: int, index: Any, begin: Begin, losses: Losses) -> Any:
+        try:
+            losses.check(position)
+            return await begin(position, index)
+        except Failed as failed:
+            return await losses.fell_async(position, failed.cause, self._call)
+
+    async def _with_what_is_at_hand(self, taken: at_hand.Taken, note: Note, begin: Begin) -> Any:
+        assert self._take is not None
+        try:
+            await taken.take(self._take, note)
         except BaseException as error:
             raise blamed(taken.position, error) from None
         if missing := taken.missing:
-            rest: list[Begin] = [partial(self._sample, at, indices[at], note, seeding) for at in missing]
+            rest: list[Begin] = [partial(begin, at, taken.indices[at]) for at in missing]
             for place, sample in zip(missing, await self._all(rest), strict=True):
                 taken.samples[place] = sample
         return taken.samples
@@ -182,6 +232,19 @@ class Fetcher:
         sample = await self._call(lambda: self._dataset[index], seeding.own(index))
         return await seeded(sample, seeding.own(index, AWAITED)) if has_awaitables(sample) else sample
 
+    async def _only(self, position: int, index: Any, note: Note, seeding: Seeding | None) -> Any:
+        """A sample of a dataset that has nothing but `__getitems__`, as if it were alone in a batch."""
+        note(position)
+        try:
+            own = None if seeding is None else seeding.own(index, TOGETHER)
+            fetched = await self._call(lambda: self._dataset.__getitems__([index]), own)
+            if inspect.isawaitable(fetched):
+                fetched = await seeded(fetched, None if seeding is None else seeding.own(index, TOGETHER_AWAITED))
+            (sample,) = fetched
+            return await seeded(sample, None if seeding is None else seeding.own(index, AWAITED))
+        except BaseException as error:
+            raise blamed(position, error) from None
+
     async def _many(self, indices: Any, note: Note, seeding: Seeding | None) -> Any:
         """One call for all samples: the call itself is one in flight, and then each awaitable in its result is."""
         (fetched,) = await self._all([partial(self._together, indices, note, seeding)])
@@ -199,7 +262,9 @@ class Fetcher:
         except BaseException as error:
             raise blamed(-1, error) from None
 
-    async def awaited(self, fetched: Any, batched: bool, note: Note, seeding: Seeding | None = None) -> Any:
+    async def awaited(
+        self, fetched: Any, batched: bool, note: Note, seeding: Seeding | None = None, losses: Losses | None = None
+    ) -> Any:
         """What a dataset returned for a batch (or for one sample), with the awaitables in it awaited, all at once."""
         if not has_awaitables(fetched):
             return fetched
@@ -210,7 +275,10 @@ class Fetcher:
             try:
                 return await seeded(sample, own)
             except BaseException as error:
-                raise blamed(position, error) from None
+                failed = blamed(position, error)
+                if losses is None or not isinstance(failed, Failed):
+                    raise failed from None
+                return await losses.fell_async(position, failed.cause, self._call)
 
         try:
             if not batched or type(fetched) is dict:

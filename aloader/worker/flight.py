@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context, copy_context
 from typing import Any
 
-Begin = Callable[[], Coroutine[Any, Any, Any]]
+Begin = Callable[..., Coroutine[Any, Any, Any]]
 Wrap = Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]]
 
 

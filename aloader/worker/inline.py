@@ -12,6 +12,7 @@ from typing import Any
 from aloader.channel.messages import Ticket
 from aloader.channel.status import Doing
 from aloader.worker.bench import Bench, Clock
+from aloader.worker.faulty import Losses
 from aloader.worker.fetch import has_awaitables
 from aloader.worker.generators import Seeding
 
@@ -19,11 +20,14 @@ from aloader.worker.generators import Seeding
 class TurnsAsync(Exception):  # noqa: N818
     """The dataset returned awaitables: `ticket` has begun, and `fetched` is what is left of it."""
 
-    def __init__(self, ticket: Ticket, fetched: Any, seeding: Seeding | None = None) -> None:
+    def __init__(
+        self, ticket: Ticket, fetched: Any, seeding: Seeding | None = None, losses: Losses | None = None
+    ) -> None:
         super().__init__()
         self.ticket = ticket
         self.fetched = fetched
         self.seeding = seeding
+        self.losses = losses
 
 
 def serve(bench: Bench) -> None:
@@ -49,10 +53,13 @@ def _work(bench: Bench, ticket: Ticket) -> None:
         clock = Clock(time.perf_counter())
         bench.page.write(Doing.FETCHING, ticket.epoch, ticket.seq)
         seeding = bench.seeding(ticket)
-        samples = bench.fetch(ticket, clock, seeding)
-        clock.fetched = time.perf_counter()
+        losses = bench.losses(ticket, seeding)
+        samples = bench.fetch(ticket, clock, seeding, losses)
         if has_awaitables(samples):
-            raise TurnsAsync(ticket, samples, seeding)
+            raise TurnsAsync(ticket, samples, seeding, losses)
+        if losses is not None:
+            samples = losses.settled(samples, clock.mark)
+        clock.fetched = time.perf_counter()
         need = bench.need_before(samples)
         if need > ticket.allowance and not _wait_for_memory(bench, ticket, need):
             return
@@ -64,7 +71,7 @@ def _work(bench: Bench, ticket: Ticket) -> None:
         ):
             return
         bench.note(ticket)
-        bench.send(ticket, collated, clock)
+        bench.send(ticket, collated, clock, losses)
     except TurnsAsync:
         raise
     except BaseException as error:

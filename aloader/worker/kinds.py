@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import ChainDataset, ConcatDataset, IterableDataset, StackDataset, Subset
+from torch.utils.data import ChainDataset, ConcatDataset, Dataset, IterableDataset, StackDataset, Subset
 
 from aloader.worker.generators import AWAITED, SAMPLE
 
@@ -88,6 +88,15 @@ def fetches_together(dataset: Any, seeded: bool = False) -> bool:
         return False
     by_torch = getattr(type(dataset), "__getitems__", None) in (Subset.__getitems__, StackDataset.__getitems__)
     return not (seeded and by_torch) or any(fetches_together(inner, seeded) for inner in _inside(dataset))
+
+
+def fetches_one(dataset: Any) -> bool:
+    """Whether a sample can be asked for by itself; not where there is only `__getitems__`, and the `__getitem__` that
+    torch's class has to be overridden."""
+    if type(dataset) is Subset:
+        return fetches_one(dataset.dataset)
+    own = getattr(type(dataset), "__getitem__", Dataset.__getitem__) is not Dataset.__getitem__
+    return own or not hasattr(type(dataset), "__getitems__")
 
 
 def purpose_of_awaited(dataset: Any, batched: bool) -> str:

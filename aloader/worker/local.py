@@ -22,17 +22,19 @@ from typing import Any
 from torch.utils.data import default_collate, default_convert
 
 from aloader import options
+from aloader.channel.blame import blame
 from aloader.channel.marks import Resume
 from aloader.channel.messages import Granted, Ticket
 from aloader.channel.roles import Listener, Who
 from aloader.channel.stacks import Stack, different
 from aloader.channel.status import Doing
 from aloader.ranks import Ranks
-from aloader.worker.bench import Clock, blame
+from aloader.worker.bench import Clock
 from aloader.worker.collation import estimate
 from aloader.worker.concurrent import enter
 from aloader.worker.dataclass_collation import collating
-from aloader.worker.fetch import Failed, Fetcher
+from aloader.worker.faulty import AllLost, Failed, Policy
+from aloader.worker.fetch import Fetcher
 from aloader.worker.generators import COLLATE, Seeding
 from aloader.worker.marks import Marker, tell
 from aloader.worker.sharding import loader_ranks
@@ -45,8 +47,17 @@ from aloader.worker.tasks import calls, suspended
 class LocalCrew:
     """See the top of this file. Made for a loader; works on one loop at a time."""
 
-    def __init__(self, who: Who, dataset: Any, collate_fn: Callable[[Any], Any], *, seeded: bool = False) -> None:
+    def __init__(
+        self,
+        who: Who,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any],
+        *,
+        seeded: bool = False,
+        on_error: Callable[[Any], Any] | None = None,
+    ) -> None:
         self.who = who
+        self._policy = Policy(who.on_error, on_error)
         self._resume: Resume | None = None  # where the next epoch goes on
         self.workers = {0: LocalWorker(self)}
         self.when_gone: Callable[[], object] | None = None
@@ -233,6 +244,8 @@ class LocalCrew:
             listener = self._listener(ticket)
             if isinstance(error, Dry) and listener is not None:
                 listener.on_dry(worker, ticket.seq, self._reading[ticket.epoch].mark)
+            elif isinstance(error, AllLost) and listener is not None:
+                listener.on_nothing(worker, ticket.seq, error.mark, error.losses.left_out())
             elif listener is not None:
                 listener.on_failure(worker, ticket.seq, _with_note(ticket, error, self.who))
         else:
@@ -251,13 +264,18 @@ class LocalCrew:
         page = self.workers[0]
         clock = Clock(time.perf_counter())
         fetcher: Any = self._reading[ticket.epoch] if self.who.iterable else self._fetcher
-        seeding = Seeding.of(self._generators, ticket, self.who.auto_collation, self.who.iterable)
+        kind = self.who.auto_collation, self.who.iterable
+        seeding = Seeding.of(self._generators, ticket, *kind)
+        losses = self._policy.losses(ticket, *kind, seeding)
         samples = await fetcher.fetch(
             ticket.indices,
             lambda position: page.write(Doing.FETCHING, ticket.epoch, ticket.seq, position),
             seeding,
             clock.marked,
+            losses,
         )
+        if losses is not None:
+            samples = losses.settled(samples, clock.mark)
         nbytes = estimate(samples) if self.who.auto_collation else 0
         if nbytes > ticket.allowance:
             await self._memory(ticket, nbytes)
@@ -270,7 +288,8 @@ class LocalCrew:
             batch, error = await self._loop.run_in_executor(self._thread, collated)
         if error is not None:
             raise error
-        return Made(batch, clock.mark), nbytes, (clock.fetched - clock.began, time.perf_counter() - clock.fetched)
+        made = Made(batch, clock.mark, () if losses is None else losses.left_out())
+        return made, nbytes, (clock.fetched - clock.began, time.perf_counter() - clock.fetched)
 
     def _collated(self, samples: Any, own: AbstractContextManager[Any]) -> tuple[Any, BaseException | None]:
         """Not raised there: a future cannot hold `StopIteration`, and whoever waits for it would wait for ever."""

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 from aloader.channel.messages import Ticket
 from aloader.channel.replica import replicator
 from aloader.worker.concurrent import enter
-from aloader.worker.fetch import Failed, Fetcher, has_awaitables, seeded
+from aloader.worker.faulty import Failed
+from aloader.worker.fetch import Fetcher, has_awaitables, seeded
 from aloader.worker.generators import AWAITED, SAMPLE, TOGETHER, Seeding, kept, unseeded
-from aloader.worker.kinds import is_async
+from aloader.worker.kinds import fetches_one, is_async
 from aloader.worker.states import Generators
 
 
@@ -59,7 +60,7 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _get(dataset: Any, index: Any, seeding: Seeding | None) -> Any:
-    alone = hasattr(type(dataset), "__getitem__")
+    alone = fetches_one(dataset)
     if seeding is None:
         unseeded()
     else:
@@ -68,7 +69,7 @@ def _get(dataset: Any, index: Any, seeding: Seeding | None) -> Any:
 
 
 async def _entered(dataset: Any, index: Any, seeding: Seeding | None) -> Any:
-    alone = hasattr(type(dataset), "__getitem__")
+    alone = fetches_one(dataset)
     async with AsyncExitStack() as stack:
         await enter(dataset, stack)
         try:

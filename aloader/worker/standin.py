@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any, Protocol
 
-from aloader.channel.messages import Granted, Ticket
+from aloader.channel.messages import Granted, LeftOut, Ticket
 from aloader.channel.stacks import Stack
 from aloader.channel.status import Doing, Status
 
@@ -20,13 +20,14 @@ class Employer(Protocol):
 
 
 class Made:
-    """A batch in ordinary memory, and what the dataset said of itself behind it."""
+    """A batch in ordinary memory, what the dataset said of itself behind it, and which of its samples have failed."""
 
-    __slots__ = ("_batch", "mark")
+    __slots__ = ("_batch", "left_out", "mark")
 
-    def __init__(self, batch: Any, mark: bytes | None) -> None:
+    def __init__(self, batch: Any, mark: bytes | None, left_out: tuple[LeftOut, ...] = ()) -> None:
         self._batch = batch
         self.mark = mark
+        self.left_out = left_out
 
     def unpack(self) -> Any:
         """The batch."""

@@ -13,15 +13,25 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from torch.utils.data import ChainDataset
 
 from aloader.channel.marks import Resume, is_stateful
-from aloader.worker.fetch import Failed, Fetcher, Note, Progress, blamed, close_all
+from aloader.worker.faulty import Failed, Losses
+from aloader.worker.fetch import Fetcher, Note, Progress, blamed, close_all
 from aloader.worker.generators import OPEN, Seeding, driven
 from aloader.worker.kinds import reads_async
 from aloader.worker.marks import Marker, load, tell
+
+#: How often in a row reading may fail: an iterator that never gives a sample again would never end.
+IN_A_ROW: Final = 100
+
+_GENERATOR: Final = (
+    "The dataset is read from a generator, which cannot go on after an error: what was left of it is lost. Catch "
+    'errors inside it (and yield None in the sample\'s place, which on_error="skip" and "drop" take for one that '
+    "failed), or make it a class with __next__"
+)
 
 
 class Dry(Exception):  # noqa: N818
@@ -48,6 +58,7 @@ class Stream:
         self._ended = False
         self._number = self._resume.reads_from  # of the next ticket
         self.position = self._resume.mark.position if self._resume.mark is not None else 0  # samples read
+        self._fallen = -1, 0  # where reading failed last, and how often in a row by then
         self.marks = True  # whether they are taken
         self.mark: bytes | None = None  # behind the ticket that was read last
 
@@ -93,7 +104,9 @@ class Stream:
         self._number += 1
         return given
 
-    def take(self, count: int | None, progress: Progress, seeding: Seeding | None = None) -> Any:
+    def take(
+        self, count: int | None, progress: Progress, seeding: Seeding | None = None, losses: Losses | None = None
+    ) -> Any:
         """The next samples, as many as there are up to `count`. Raises `Dry` and `Failed`."""
         progress[0] = 0
         if self._ended:
@@ -107,27 +120,51 @@ class Stream:
             raise Dry
         while self._was_given():
             with _error_given():
-                close_all(self._ticket(count, progress, seeding))
+                close_all(self._ticket(count, progress, seeding, losses and losses.again()))
             _forget(seeding)
-        return self._ticket(count, progress, seeding)
+        return self._ticket(count, progress, seeding, losses)
 
-    def _ticket(self, count: int | None, progress: Progress, seeding: Seeding | None) -> Any:
+    def _ticket(self, count: int | None, progress: Progress, seeding: Seeding | None, losses: Losses | None) -> Any:
         samples: list[Any] = []
-        try:
-            while len(samples) < (1 if count is None else count):
-                progress[0] = len(samples)
-                if seeding is not None:
-                    seeding.begin(self._named(seeding))
-                samples.append(next(self._iterator))
+        wanted = 1 if count is None else count
+        while len(samples) < wanted and not self._ended:
+            try:
+                while len(samples) < wanted:
+                    progress[0] = len(samples)
+                    if seeding is not None:
+                        seeding.begin(self._named(seeding))
+                    samples.append(next(self._iterator))
+                    self.position += 1
+            except StopIteration:
+                self._ended = True
+            except BaseException as error:
+                try:
+                    samples.append(self._forgiving(len(samples), error, losses).fell(len(samples), error))
+                except Failed:
+                    close_all(samples)
+                    raise
                 self.position += 1
-        except StopIteration:
-            self._ended = True
-        except BaseException as error:
-            close_all(samples)
-            raise Failed(len(samples), error) from None
         return self._taken(samples, count)
 
-    async def take_async(self, count: int | None, note: Note, seeding: Seeding | None = None) -> Any:
+    def _forgiving(self, position: int, error: BaseException, losses: Losses | None) -> Losses:
+        """Who says what stands in the place of a sample that could not be read. Raises `Failed` where there is no going
+        on: the failed one counts as read."""
+        if losses is None or not losses.forgives or not isinstance(error, Exception):
+            raise Failed(position, error) from None
+        if inspect.isgenerator(self._iterator) or inspect.isasyncgen(self._iterator):
+            with contextlib.suppress(Exception):  # a frozen dataclass takes no notes
+                error.add_note(_GENERATOR)
+            raise Failed(position, error) from None
+        where, times = self._fallen
+        times = times + 1 if where == self.position else 1
+        self._fallen = self.position + 1, times
+        if times > IN_A_ROW:
+            raise Failed(position, error) from None
+        return losses
+
+    async def take_async(
+        self, count: int | None, note: Note, seeding: Seeding | None = None, losses: Losses | None = None
+    ) -> Any:
         """The same, with an iterator that may have to be awaited."""
         note(0)
         if self._ended:
@@ -142,23 +179,37 @@ class Stream:
             raise Dry
         while self._was_given():
             with _error_given():
-                close_all(await self._ticket_async(count, note, seeding))
+                close_all(await self._ticket_async(count, note, seeding, losses and losses.again()))
             _forget(seeding)
-        return await self._ticket_async(count, note, seeding)
+        return await self._ticket_async(count, note, seeding, losses)
 
-    async def _ticket_async(self, count: int | None, note: Note, seeding: Seeding | None) -> Any:
+    async def _ticket_async(
+        self, count: int | None, note: Note, seeding: Seeding | None, losses: Losses | None
+    ) -> Any:
         samples: list[Any] = []
-        try:
-            while len(samples) < (1 if count is None else count):
-                note(len(samples))
-                samples.append(await self._read(seeding) if self._awaits else self._next(seeding))
+        wanted = 1 if count is None else count
+        while len(samples) < wanted and not self._ended:
+            try:
+                while len(samples) < wanted:
+                    note(len(samples))
+                    samples.append(await self._read(seeding) if self._awaits else self._next(seeding))
+                    self.position += 1
+            except (StopIteration, StopAsyncIteration):
+                self._ended = True
+            except BaseException as error:
+                try:
+                    samples.append(await self._instead(len(samples), error, losses))
+                except BaseException:
+                    close_all(samples)
+                    raise
                 self.position += 1
-        except (StopIteration, StopAsyncIteration):
-            self._ended = True
-        except BaseException as error:
-            close_all(samples)
-            raise blamed(len(samples), error) from None
         return self._taken(samples, count)
+
+    async def _instead(self, position: int, error: BaseException, losses: Losses | None) -> Any:
+        failed = blamed(position, error)
+        if not isinstance(failed, Failed):
+            raise failed from None
+        return await self._forgiving(position, error, losses).fell_async(position, error)
 
     async def _open_async(self) -> None:
         dataset = self._dataset
@@ -261,14 +312,19 @@ class StreamFetcher:
         return self._stream.mark
 
     async def fetch(
-        self, count: int | None, note: Note, seeding: Seeding | None, marked: Callable[[bytes | None], None]
+        self,
+        count: int | None,
+        note: Note,
+        seeding: Seeding | None,
+        marked: Callable[[bytes | None], None],
+        losses: Losses | None = None,
     ) -> Any:
         """The samples of a ticket; `marked` is told what the dataset says of itself behind it. Raises `Dry` and
         `Failed`."""
         async with self._turn:
-            samples = await self._stream.take_async(count, note, seeding)
+            samples = await self._stream.take_async(count, note, seeding, losses)
             marked(self._stream.mark)
-        return await self._rest.awaited(samples, count is not None, note, seeding)
+        return await self._rest.awaited(samples, count is not None, note, seeding, losses)
 
     async def aclose(self) -> None:
         """Nobody wants the rest."""

@@ -95,10 +95,11 @@ def loader(dataset: Any, batch_size: int = BATCH_SIZE, **more: Any) -> aloader.D
 class Killer:
     """`with` kills a random worker again and again, from a thread."""
 
-    def __init__(self, every: float, regular: bool = False) -> None:
+    def __init__(self, every: float, regular: bool = False, most: int = PLENTY) -> None:
         self.moments: list[float] = []
         self._every = every
         self._regular = regular
+        self._most = most
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -114,6 +115,8 @@ class Killer:
         random = Random(4)
         while not self._over.wait(self._every if self._regular else random.expovariate(1 / self._every)):
             found = workers(os.getpid())
+            if len(self.moments) == self._most:
+                return
             if found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(random.choice(found), signal.SIGKILL)
@@ -174,7 +177,7 @@ def recovery(kills: int) -> str:
     dataset = Samples(int(seconds / WORK / BATCH_SIZE * WORKERS) * BATCH_SIZE)
     with loader(dataset) as stormy:
         batches = iter(stormy)
-        with Killer(0.3, regular=True) as killer:
+        with Killer(0.3, regular=True, most=kills) as killer:
             _, waits, _ = consume(batches)
     usual = statistics.median(ended - began for began, ended in waits)
     beyond = [_longest(waits, moment) - usual for moment in killer.moments]

@@ -19,7 +19,7 @@ KINDS: Final = ("plain", "together", "threads", "async", "store", "stream")
 HABITS: Final = ("fast", "slow", "bursty", "keeps", "cancels", "breaks", "throws")
 
 #: What becomes of samples that fail.
-ON_ERROR: Final = ("raise",)
+ON_ERROR: Final = ("raise", "skip", "drop")
 
 #: Bytes and seconds that one scenario may take, so that hundreds fit into minutes.
 MOST_BYTES: Final = 24_000_000

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from aloader.engine import (
     Assign,
     BatchArrived,
+    CameToNothing,
     Closed,
     Command,
     Consumed,
@@ -26,6 +27,7 @@ from aloader.engine import (
     Finish,
     Grant,
     NeedMemory,
+    Omit,
     Opened,
     Prepare,
     Raise,
@@ -59,7 +61,7 @@ class Fate:
     reserved: int = 0
     excess: int = 0  # bytes by which its batch was larger than reserved
     ahead: bool = False  # it was allowed to exceed the limit
-    outcome: Deliver | Raise | None = None
+    outcome: Deliver | Raise | Omit | None = None
     deaths: list[int | None] = field(default_factory=list)  # where workers died at it
     stuck_at: int | None = None
     without: tuple[tuple[int, object], ...] = ()
@@ -230,6 +232,9 @@ class Oracle:
             case TicketFailed(slot, generation, seq, error):
                 if fate := self._held(slot, generation, seq):
                     self._fail(fate, error)
+            case CameToNothing(slot, generation, seq, what):
+                if fate := self._held(slot, generation, seq):
+                    self._land(fate, Omit(seq, what))
             case RanDry(slot, generation, seq):
                 if self._is_current(slot, generation):
                     self._ran_dry(slot, seq)
@@ -337,8 +342,11 @@ class Oracle:
         fate.outcome = Deliver(event.seq, event.batch)
 
     def _fail(self, fate: Fate, error: object) -> None:
+        self._land(fate, Raise(fate.seq, error))
+
+    def _land(self, fate: Fate, outcome: Raise | Omit) -> None:
         fate.state, fate.slot, fate.asked, fate.reserved, fate.ahead = "landed", None, None, 0, False
-        fate.outcome = Raise(fate.seq, error)
+        fate.outcome = outcome
 
     def _lost(self, event: WorkerLost) -> None:
         self.loss, slot = event.error, event.slot
@@ -426,7 +434,7 @@ class Oracle:
                 self._check_replace(command)
             case Grant():
                 self._check_grant(command)
-            case Deliver(seq) | Raise(seq):
+            case Deliver(seq) | Raise(seq) | Omit(seq):
                 fate = self.fates[seq]
                 assert fate.state == "landed"
                 assert command == fate.outcome

@@ -12,6 +12,7 @@ from aloader.engine import (
     Assign,
     Awaited,
     BatchArrived,
+    CameToNothing,
     Closed,
     Command,
     Consumed,
@@ -26,6 +27,7 @@ from aloader.engine import (
     Finish,
     Grant,
     NeedMemory,
+    Omit,
     Opened,
     Raise,
     Restart,
@@ -190,6 +192,13 @@ def test_a_failed_ticket_gives_its_credit_and_its_memory_back() -> None:
     assert tell(dispatcher, TicketFailed(0, 0, 0, "e")) == [Raise(0, "e"), Assign(0, 0, 1, 1, FIRST)]
 
 
+def test_a_ticket_that_comes_to_nothing_gives_its_credit_and_its_memory_back() -> None:
+    dispatcher = make(1, credit=1, memory_limit=10)
+    opened(dispatcher, 4, 0)
+    assert tell(dispatcher, CameToNothing(0, 0, 0, "w")) == [Omit(0, "w"), Assign(0, 0, 1, 1, FIRST)]
+    assert of(Draw, tell(dispatcher, Consumed(0))) == [Draw(1)]
+
+
 def test_without_order_the_fast_worker_gets_more() -> None:
     dispatcher = make(2, credit=1, narrow_window=6, in_order=False)
     assert assigned(opened(dispatcher, 6, 0, 1)) == [(0, 0), (1, 1)]
@@ -229,6 +238,15 @@ def test_batches_leave_in_order_and_errors_in_their_place() -> None:
     opened(dispatcher, 4, 0, 1)
     assert tell(dispatcher, arrived(1, 3), TicketFailed(1, 0, 1, "e"), arrived(0, 2)) == []
     assert tell(dispatcher, arrived(0, 0)) == [Deliver(0, "b0"), Raise(1, "e"), Deliver(2, "b2"), Deliver(3, "b3")]
+
+
+def test_what_came_to_nothing_has_its_turn_and_keeps_nobody() -> None:
+    dispatcher = make(2)
+    opened(dispatcher, 4, 0, 1)
+    assert tell(dispatcher, CameToNothing(1, 0, 1, "w"), arrived(0, 2)) == []
+    assert tell(dispatcher, arrived(0, 0)) == [Deliver(0, "b0"), Omit(1, "w"), Deliver(2, "b2")]
+    tell(dispatcher, Consumed(0), Consumed(1), Consumed(2), Exhausted(), CameToNothing(1, 0, 3, "w"))
+    assert tell(dispatcher, Consumed(3)) == [Finish()]
 
 
 def test_without_order_batches_leave_as_they_arrive() -> None:

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from aloader.engine import (
     BatchArrived,
+    CameToNothing,
     Closed,
     Consumed,
     Dispatcher,
@@ -193,6 +194,12 @@ class Machine(RuleBasedStateMachine):
         slot, generation, seq = data.draw(st.sampled_from(self.held()))
         self.tell(TicketFailed(slot, generation, seq, f"error in {seq}"))
 
+    @precondition(lambda self: self.oracle.those("held"))
+    @rule(data=st.data())
+    def come_to_nothing(self, data: st.DataObject) -> None:
+        slot, generation, seq = data.draw(st.sampled_from(self.held()))
+        self.tell(CameToNothing(slot, generation, seq, f"nothing of {seq}"))
+
     @precondition(lambda self: self.shares and self.oracle.those("held"))
     @rule(data=st.data())
     def run_dry(self, data: st.DataObject) -> None:
@@ -229,6 +236,7 @@ class Machine(RuleBasedStateMachine):
             NeedMemory(slot, generation, seq, nbytes),
             BatchArrived(slot, generation, seq, nbytes, self.new_batch()),
             TicketFailed(slot, generation, seq, "late"),
+            CameToNothing(slot, generation, seq, "late"),
             *([RanDry(slot, generation, seq)] if self.shares and old else []),
             *([WorkerLost(slot, generation, seq, "late"), WorkerReady(slot, generation)] if old else []),
         ]

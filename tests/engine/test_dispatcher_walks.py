@@ -13,6 +13,7 @@ import pytest
 from aloader.engine import (
     Assign,
     BatchArrived,
+    CameToNothing,
     Command,
     Consumed,
     Deliver,
@@ -25,6 +26,7 @@ from aloader.engine import (
     Finish,
     Grant,
     NeedMemory,
+    Omit,
     Opened,
     Raise,
     Restart,
@@ -106,12 +108,14 @@ class Walk:
                 yield self.finished(slot, generation, seq, self.oracle.fates[seq].reserved)
             case Restart(slot, generation):
                 yield WorkerReady(slot, generation)
-            case Deliver(seq) | Raise(seq):
+            case Deliver(seq) | Raise(seq) | Omit(seq):
                 yield Consumed(seq)
 
     def finished(self, slot: int, generation: int, seq: int, nbytes: int) -> Event:
         if self.random.random() < 0.03:
             return TicketFailed(slot, generation, seq, "failed")
+        if self.random.random() < 0.03:
+            return CameToNothing(slot, generation, seq, "nothing")
         return BatchArrived(slot, generation, seq, nbytes, ("batch", slot, generation, seq))
 
 

@@ -14,7 +14,8 @@ from aloader.datasets import ObjectDataset
 from aloader.errors import KeyNotFound
 from aloader.storage import LocalStore, MemoryStore
 from aloader.storage.luck import MOST, PAUSE, Luck
-from aloader.worker.fetch import Failed, Fetcher
+from aloader.worker.faulty import Failed
+from aloader.worker.fetch import Fetcher
 from aloader.worker.generators import Seeding
 
 KEYS = [f"{i}" for i in range(6)]

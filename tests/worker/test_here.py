@@ -14,7 +14,8 @@ import torch
 from torch.utils.data import StackDataset, default_collate
 
 from aloader.errors import LoaderBusy, LoaderClosed
-from aloader.worker.here import InlineBatches, Maker, ThreadedBatches
+from aloader.worker.here import InlineBatches, ThreadedBatches
+from aloader.worker.maker import Maker
 from tests.loader.samples import AsyncNumbers, Failing, Numbers, as_list
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
