@@ -18,7 +18,8 @@ STAMP := $(VENV)/installed
 ECOSYSTEM := .venv-ecosystem
 ARGS  ?=
 # Processes that run tests side by side: most of a test is waiting. One by one, with output as it comes: TESTERS=0
-# They keep bytecode whatever the environment says: every process that a test starts would compile the package anew.
+# Files go round in order, not by the number of their tests: few long ones would come last, and run alone.
+# Bytecode is kept whatever the environment says: every process that a test starts would compile the package anew.
 TESTERS ?= 3
 PIP   := -m pip --disable-pip-version-check --no-input -qq
 
@@ -41,7 +42,7 @@ demo: $(STAMP)
 	@$(PY) examples/quickstart.py $(ARGS)
 
 test: $(STAMP)
-	@env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -q -n $(TESTERS) --dist loadfile $(ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -q -n $(TESTERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-ecosystem: $(ECOSYSTEM)/installed
 	@$(ECOSYSTEM)/bin/python -m pytest -q -o faulthandler_timeout=1000 -m ecosystem tests/ecosystem $(ARGS)

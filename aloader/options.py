@@ -36,8 +36,17 @@ WIDE_WINDOW_BYTES: Final = 256 * MIB
 #: (`memory_limit`, `prefetch_factor`): where batches are large, peak memory counts for more than smoothing.
 LEAN_BYTES: Final = 256 * MIB
 
+#: Batches from this size on are compared with the memory that there is, before they are collated (it takes 0.1 ms to
+#: ask); and what nobody but processes themselves can have of it.
+LARGE_BATCH_BYTES: Final = 64 * MIB
+BASE_BYTES: Final = 64 * MIB
+
 #: From this size on, a leaf has a segment of its own: nothing is wasted on doubling, and it can go back alone.
 LARGE_LEAF_BYTES: Final = 64 * MIB
+
+#: Seconds after which a program that keeps more of its batches than the limit is told so; how often that is looked at.
+KEEPING_GRACE: Final = 10.0
+KEEPING_PACE: Final = 1.0
 
 #: Samples in flight of the whole loader, and the bounds of one worker's share: stores limit requests.
 CONCURRENCY: Final = 256

@@ -27,6 +27,7 @@ from aloader.errors import IN_A_FORK, LoaderClosed
 from aloader.pool.asynchronous import AsyncBatches, finish
 from aloader.pool.crew import Crew
 from aloader.pool.epoch import Epoch
+from aloader.pool.keeping import Excess, Keeping
 from aloader.pool.notices import Notices
 from aloader.pool.pool import Installed, WorkerPool
 from aloader.pool.private import PrivateLoop, PrivateLoopBatches
@@ -60,6 +61,7 @@ class Runtime:
         self._last: Run | None = None
         self._numbers = itertools.count(1)
         self._notices = Notices()
+        self._excess: Excess | None = None  # of what the user keeps
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._private: weakref.WeakSet[PrivateLoopBatches] = weakref.WeakSet()
         self._loops: weakref.WeakSet[PrivateLoop] = weakref.WeakSet()  # also of iterators that have been dropped
@@ -195,6 +197,9 @@ class Runtime:
         passes, sampler, dataset = loader._passes, loader._index_sampler, loader.dataset  # not the loader: a cycle
         epoch.at_end = lambda: passes.ended(sampler, dataset, source.drawn if source.exhausted else None)
         run = Run(pool, crew, epoch, source, work[0], work[1], kept, loader.timeout, self._installed)
+        if pool is not None:
+            self._excess = self._excess or Excess(loader.memory_bytes)
+            run.keeping = Keeping(crew, epoch, self._excess, self._notices.warn)
         self._last = run
         self._runs.add(run)
         return run

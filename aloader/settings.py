@@ -108,7 +108,7 @@ def source_for(loader: Settings, indices: Any, state: dict[str, Any] | None = No
 def who_of(loader: Settings, seed: int, surroundings: bytes) -> Who:
     slots = max(1, workers_of(loader))  # without processes, one slot that is always filled
     kind = loader.is_iterable, loader.drop_last, *loader.ranks, permits_of(slots)
-    faults = on_error_of(loader), loader.sample_timeout or 0.0
+    faults = on_error_of(loader), loader.sample_timeout or 0.0, max(1, loader.memory_bytes // slots)
     who = slots, seed, share_of(loader), in_threads(loader), loader._auto_collation, surroundings
     return Who(0, *who, *kind, *faults)
 
@@ -215,7 +215,7 @@ def bounds_of(loader: Settings, slots: int, first: int = 0, first_slot: int = 0)
         first_slot=first_slot,
         far_window=far,
         max_restarts=loader.max_worker_restarts if may_restart else 0,
-        lifetime=loader.max_batches_per_worker or 0,
+        lifetime=(loader.max_batches_per_worker or 0) if loader.num_workers > 0 else 0,
         tolerant=loader.on_error != "raise",
         interchangeable=shares,
     )

@@ -125,6 +125,7 @@ class Keeper:
                 cwd=os.sep,
                 start_new_session=True,
             )
+        self.end.recv(1)  # it has imported everything
 
     def close(self) -> None:
         self.end.close()
@@ -241,6 +242,7 @@ def keep(number: str, path: str, *modules: str) -> CodeType:
     sys.path[:] = own
     gc.freeze()  # collections need not go through torch's objects in every fork, nor copy their pages
     end = socket.socket(fileno=int(number))
+    end.send(b".")
     while True:
         packet, descriptors, _, _ = socket.recv_fds(end, 1 << 20, 250)
         if not packet:

@@ -17,18 +17,22 @@ Only the worker's main thread calls this, but owners may die in any thread: thei
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 import weakref
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from aloader import options
 from aloader.channel import shared
+from aloader.errors import BatchTooLarge
 
+_NO_MEMORY: Final = (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SPARE: Final = 6  # batches that a worker keeps room for: a window of four, and two in the consumer's hands
 
 
@@ -125,12 +129,16 @@ class Place(NamedTuple):
 class Arena:
     """A worker's segments and blocks.
 
-    `announce(number, nbytes, fd)` tells the parent of a new segment; `retire(number)` asks it to unmap one.
+    `announce(number, nbytes, fd)` tells the parent of a new segment; `retire(number)` asks it to unmap one. `share`:
+    bytes beyond which nothing is kept for later but room for one batch (0: there is no such bound).
     """
 
-    def __init__(self, announce: Callable[[int, int, int], None], retire: Callable[[int], None]) -> None:
+    def __init__(
+        self, announce: Callable[[int, int, int], None], retire: Callable[[int], None], share: int = 0
+    ) -> None:
         self._announce = announce
         self._retire = retire
+        self._share = share
         self._segments: dict[int, Segment] = {}
         self._retiring: dict[int, Segment] = {}
         self._next_number = 0
@@ -232,12 +240,9 @@ class Arena:
         return Block(segment, offset, length, self._ticket)
 
     def _grow(self, nbytes: int) -> Segment:
-        size, small = nbytes, nbytes < options.LARGE_LEAF_BYTES
-        if small:
-            size = max(nbytes, min(2 * self._last_size, options.SEGMENT_BYTES))
-        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        fd = shared.create(size)
-        memory = shared.attach(fd, size)
+        small = nbytes < options.LARGE_LEAF_BYTES
+        sizes = [max(nbytes, min(2 * self._last_size, options.SEGMENT_BYTES))] if small else []
+        size, fd, memory = _memory([*sizes, nbytes])
         address = np.frombuffer(memory, np.uint8).ctypes.data
         segment = Segment(self._next_number, memory, address, FreeList(size), small)
         self._segments[segment.number] = segment
@@ -270,6 +275,8 @@ class Arena:
         far larger than that (growing again from nothing is cheaper than keeping it)."""
         spare = _SPARE if self._largest < options.LARGE_LEAF_BYTES else _SPARE // 2
         needed = max(spare * self._largest, *self._peaks)
+        if self._share:
+            needed = max(self._largest, min(needed, self._share))
         for segment in sorted(self._segments.values(), key=lambda s: -s.free.size):
             size = segment.free.size
             if segment.free.empty and (self._capacity - size >= needed or size > 4 * needed > 0):
@@ -282,3 +289,24 @@ class Arena:
 
 def _hand_over(orphans: deque[Block], block: Block) -> Callable[[object], None]:
     return lambda _: orphans.append(block)
+
+
+def _memory(sizes: Sequence[int]) -> tuple[int, int, mmap.mmap]:
+    """The first of these sizes that can be had, in whole pages; a new segment's descriptor and mapping."""
+    for nbytes in sizes:
+        size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        try:
+            fd = shared.create(size)
+            try:
+                return size, fd, shared.attach(fd, size)
+            except BaseException:
+                os.close(fd)
+                raise
+        except OSError as error:
+            if error.errno not in _NO_MEMORY:
+                raise
+            failure = error
+    raise BatchTooLarge(
+        f"{sizes[-1] / 1e6:.0f} MB of shared memory could not be had for a batch ({failure.strerror}): use a smaller "
+        "batch_size, or allow its worker more memory (`ulimit -v`, the container's limits)"
+    ) from failure

@@ -18,11 +18,13 @@ from aloader.channel import shared
 from aloader.channel.arena import Place
 
 
-class _Lease(weakref.ref[np.ndarray]):
-    """A weak reference to the owner that knows which block it holds."""
+class Lease(weakref.ref[np.ndarray]):
+    """A weak reference to the owner that knows which block it holds, and whose: the epoch and seq of the batch, and
+    when that arrived (the monotonic clock)."""
 
-    __slots__ = ("place",)
+    __slots__ = ("batch", "place")
     place: Place
+    batch: tuple[int, int, float]
 
 
 class Mappings:
@@ -34,7 +36,7 @@ class Mappings:
     def __init__(self, release: Callable[[int, int], None]) -> None:
         self._release = release
         self._segments: dict[int, mmap.mmap] = {}
-        self._leases: dict[tuple[int, int], _Lease] = {}
+        self._leases: dict[tuple[int, int], Lease] = {}
         self._pid = os.getpid()
         self._closed = False
         self.nbytes = 0  # of all segments
@@ -48,11 +50,12 @@ class Mappings:
             os.close(fd)
         self.nbytes += nbytes
 
-    def lease(self, place: Place) -> np.ndarray:
-        """The leaf's owner: when it dies, the block goes back to the worker."""
+    def lease(self, place: Place, batch: tuple[int, int, float] = (-1, -1, 0.0)) -> np.ndarray:
+        """The leaf's owner: when it dies, the block goes back to the worker. `batch`: see `Lease`."""
         owner = np.frombuffer(self._segments[place.segment], np.uint8, place.nbytes, place.offset)
-        lease = _Lease(owner, self._on_end)
+        lease = Lease(owner, self._on_end)
         lease.place = place
+        lease.batch = batch
         self._leases[place.segment, place.offset] = lease
         return owner
 
@@ -89,12 +92,16 @@ class Mappings:
         """Leaves that somebody still looks at."""
         return len(self._leases)
 
+    def held(self) -> list[Lease]:
+        """The leases, in no order."""
+        return list(self._leases.values())
+
     @property
     def leased_bytes(self) -> int:
         """Their bytes."""
         return sum(lease.place.nbytes for lease in list(self._leases.values()))
 
-    def _ended(self, lease: _Lease) -> None:
+    def _ended(self, lease: Lease) -> None:
         place = lease.place
         self._leases.pop((place.segment, place.offset), None)
         if not self._closed and os.getpid() == self._pid:  # in a fork of the user's, the parent still has its own

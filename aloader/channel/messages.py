@@ -20,7 +20,8 @@ class Start(NamedTuple):
     """The first message: who the worker is. `context` is what it takes over from the parent (pickled); `flags` are
     those that have changed there since the job was written (pickled); `permits` is its share of the requests that a
     store may be asked at once (`storage.permits`). `on_error` says what becomes of a sample that fails ("call": the
-    job's function does), or that takes longer than `sample_timeout` seconds (0: any time). `resume` is where it goes on
+    job's function does), or that takes longer than `sample_timeout` seconds (0: any time). `memory` is its share of
+    the bytes that batches may take (0: any amount). `resume` is where it goes on
     (a pickled `marks.Resume`); `states` are those of the random generators of the worker that it replaces, after the
     last ticket that was answered."""
 
@@ -40,6 +41,7 @@ class Start(NamedTuple):
     permits: float = 1.0
     on_error: str = "raise"
     sample_timeout: float = 0.0
+    memory: int = 0
     flags: bytes = b""
     resume: bytes = b""
     states: bytes = b""
@@ -70,6 +72,15 @@ class Granted(NamedTuple):
     dataset: int
     epoch: int
     seq: int
+
+
+class Denied(NamedTuple):
+    """The other answer to `Need`: so much cannot be had, and why. The ticket has failed with that."""
+
+    dataset: int
+    epoch: int
+    seq: int
+    reason: str
 
 
 class Released(NamedTuple):
@@ -211,6 +222,7 @@ Message = (
     | Notice
     | Call
     | Nothing
+    | Denied
 )
 
 KINDS: Final[tuple[type[Message], ...]] = (
@@ -231,5 +243,6 @@ KINDS: Final[tuple[type[Message], ...]] = (
     Notice,
     Call,
     Nothing,
+    Denied,
 )
 TAGS: Final[dict[type[Message], int]] = {kind: tag for tag, kind in enumerate(KINDS)}

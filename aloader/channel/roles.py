@@ -52,3 +52,4 @@ class Who(NamedTuple):
     permits: float = 1.0
     on_error: str = "raise"
     sample_timeout: float = 0.0
+    memory: int = 0

@@ -35,6 +35,8 @@ _ASKED: Final = struct.Struct("<qqq")  # epoch and seq that the parent asks abou
 _ASKED_AT: Final = 80
 _DEBUGGER: Final = struct.Struct("<d")  # when its debugger was left: 0.0 never used, infinity at work
 _DEBUGGER_AT: Final = 104
+_TIMED: Final = struct.Struct("<?")  # whether the worker looks after samples that take too long by itself
+_TIMED_AT: Final = 112
 _NOTES_AT: Final = 4096
 _NOTE: Final = struct.Struct("<qqq")  # seq (-1: being written), epoch, length; the states follow
 _SEQ: Final = struct.Struct("<q")
@@ -67,7 +69,8 @@ class Doing(IntEnum):
 
 
 class Status(NamedTuple):
-    """What the page said. `position` is the sample's place in its ticket, `since` when the worker began what it does
+    """What the page said. `position` is the sample's place in its ticket (-1: one call fetches all; less: of something
+    that is read and dropped), `since` when the worker began what it does
     (the monotonic clock, the same in every process)."""
 
     doing: Doing
@@ -158,6 +161,15 @@ class StatusPage:
     def debugging(self, at_work: bool) -> None:
         """The worker: its debugger begins, or has been left."""
         _DEBUGGER.pack_into(self._memory, _DEBUGGER_AT, math.inf if at_work else time.monotonic())
+
+    @property
+    def timed(self) -> bool:
+        """Whether the worker looks itself after samples that take too long."""
+        return bool(_TIMED.unpack_from(self._memory, _TIMED_AT)[0])
+
+    def times_samples(self) -> None:
+        """The worker: its samples run on a loop from now on, where it can interrupt them."""
+        _TIMED.pack_into(self._memory, _TIMED_AT, True)
 
     # -- where the worker stands -----------------------------------------------------------------------------------
 

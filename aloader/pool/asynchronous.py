@@ -24,6 +24,7 @@ from aloader.errors import IN_A_FORK, LoaderBusy, LoaderClosed
 from aloader.pool.privates import WorkerProcess, shut_down, workers_of
 from aloader.pool.run import Run
 from aloader.pool.threads import in_thread
+from aloader.pool.vigil import Caught
 
 
 class LoopWatcher:
@@ -98,6 +99,7 @@ class AsyncBatches:
         run, epoch = self.run, self.run.epoch
         began = time.perf_counter()
         epoch.counts.user_seconds += began - self._since
+        run.step(began)
         self._check()
         try:
             if not run.ended:
@@ -151,10 +153,13 @@ class AsyncBatches:
                 if patience == 0:
                     await self._raise_late()
                     continue
+                if (caught := run.caught()) is not None:
+                    await self._replace(caught)
+                    continue
                 if run.crew.unseated:
                     run.crew.insist()
                     patience = min(options.SEAT_PATIENCE, patience if patience is not None else math.inf)
-                await self._pause(patience)
+                await self._pause(run.attention(patience))
                 if starting and run.crew.ready:
                     since, starting = loop.time(), False
         finally:
@@ -168,6 +173,12 @@ class AsyncBatches:
             await self._pause(options.STACK_POLL)
         if not self.run.epoch.available and self._watcher.failure is None:
             raise self.run.late(late)
+
+    async def _replace(self, caught: Caught) -> None:
+        """Ask workers that are stuck where that is, and kill them."""
+        while not caught.over():
+            await self._pause(options.STACK_POLL)
+        caught.replace()
 
     async def _pause(self, seconds: float | None) -> None:
         """Wait until something has happened, at most so many seconds."""

@@ -15,6 +15,7 @@ from aloader.device.profiling import PROCESSES, profiling, record_function
 from aloader.errors import LoaderClosed
 from aloader.pool.privates import WorkerProcess, shut_down, workers_of
 from aloader.pool.run import Run
+from aloader.pool.vigil import Caught
 
 
 class PollWatcher:
@@ -100,6 +101,7 @@ class Batches:
         epoch, counts = run.epoch, run.epoch.counts
         began = time.perf_counter()
         counts.user_seconds += began - self._since
+        run.step(began)
         try:
             if run.closed and not epoch.finished:
                 raise LoaderClosed(run.why_closed)
@@ -122,10 +124,13 @@ class Batches:
             if patience == 0:
                 self._raise_late(run)
                 continue
+            if (caught := run.caught()) is not None:
+                self._replace(caught)
+                continue
             if run.crew.unseated:
                 run.crew.insist()
                 patience = min(options.SEAT_PATIENCE, patience if patience is not None else math.inf)
-            self._watcher.wait(patience)
+            self._watcher.wait(run.attention(patience))
             if starting and run.crew.ready:
                 since, starting = time.perf_counter(), False
 
@@ -136,6 +141,12 @@ class Batches:
             self._watcher.wait(options.STACK_POLL)
         if not run.epoch.available:
             raise run.late(late)
+
+    def _replace(self, caught: Caught) -> None:
+        """Ask workers that are stuck where that is, and kill them."""
+        while not caught.over():
+            self._watcher.wait(options.STACK_POLL)
+        caught.replace()
 
     @property
     def _workers(self) -> list[WorkerProcess]:

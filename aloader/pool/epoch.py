@@ -48,6 +48,7 @@ from aloader.errors import LoaderClosed
 from aloader.pool import deaths
 from aloader.pool.crew import Crew
 from aloader.pool.outcomes import Lost, Outcomes, Source, Unpackable, unpacked
+from aloader.pool.refusals import denied
 from aloader.pool.replacing import Replacing
 from aloader.pool.starter import Exit
 from aloader.pool.workers import Worker
@@ -152,7 +153,9 @@ class Epoch:
             self.counts.failed += 1
             error = outcome.error
             if isinstance(error, errors.WorkerLost | errors.SampleError):
-                raise copy.copy(error)  # the dispatcher keeps its own, which must not come to know frames of the user's
+                fresh = copy.copy(error)  # the dispatcher keeps its own, which must not know frames of the user's
+                fresh.__cause__ = error.__cause__
+                raise fresh
             raise unpack_fault(error) if isinstance(error, bytes) else cast("BaseException", error)
         finally:
             seq, slot = outcome.seq, self._slots.pop(outcome.seq, None)
@@ -178,6 +181,10 @@ class Epoch:
     def late(self) -> str:
         """Who is late with the next batch, in words."""
         return "; ".join(deaths.standing(worker, self) for worker in self._crew.workers.values())
+
+    def ticket(self, epoch: int, seq: int) -> tuple[Any] | None:
+        """Its indices (None: it has none), if it is of this epoch and the user has not been given it; else None."""
+        return (self._indices[seq],) if epoch == self.number and seq in self._indices else None
 
     @property
     def awaited(self) -> Awaited | None:
@@ -216,6 +223,7 @@ class Epoch:
 
     def on_nothing(self, worker: Worker, seq: int, mark: bytes | None, left_out: tuple[LeftOut, ...]) -> None:
         """All samples of a ticket have failed, and are left out."""
+        self._replacing.arrived(seq, worker.slot, mark)
         self._handle(CameToNothing(worker.slot, worker.generation, seq, Lost(mark, left_out, worker.slot)))
 
     def on_notice(self, text: str) -> None:
@@ -229,8 +237,9 @@ class Epoch:
                 self._notice(text)
 
     def on_need(self, worker: Worker, seq: int, nbytes: int) -> None:
-        """A worker waits for memory."""
-        self._handle(NeedMemory(worker.slot, worker.generation, seq, nbytes))
+        """A worker waits for memory. What cannot be had is denied, and the worker answers with that."""
+        if not denied(self._crew, self, worker, seq, nbytes):
+            self._handle(NeedMemory(worker.slot, worker.generation, seq, nbytes))
 
     def on_lost(self, worker: Worker, exit: Exit) -> None:
         """A worker has died."""

@@ -5,22 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 #: Where the kernel shows all cgroups, and which this process is in.
 CGROUPS: Final = Path("/sys/fs/cgroup")
 OWN_CGROUP: Final = Path("/proc/self/cgroup")
+_NO_LIMIT: Final = 1 << 60  # version 1 writes "no limit" as a number that nobody has
 
 
-def default_memory_limit() -> int:
+class Memory(NamedTuple):
+    """Bytes that this process and those around it may have, and what of it can be had now."""
+
+    limit: int
+    available: int
+
+
+def default_memory_limit(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
     """A quarter of what machine or cgroup allow, shared by the processes of one machine (`LOCAL_WORLD_SIZE`)."""
     ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
-    return max(64 << 20, _memory_allowed() // 4 // ranks)
-
-
-def _memory_allowed() -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 << 30
-    return min(total, memory_of_cgroup() or total)
+    return max(64 << 20, min(total, memory_of_cgroup(root, own) or total) // 4 // ranks)
 
 
 def memory_of_cgroup(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int | None:
@@ -28,16 +32,68 @@ def memory_of_cgroup(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int | None
 
     A container's limit is found at `root`; that of a job of Slurm's or a service of systemd's further down.
     """
+    limits = (_limit_in(folder) for folder in cgroups("memory", root, own))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def memory_available(root: Path = CGROUPS, own: Path = OWN_CGROUP, machine: Path = Path("/proc/meminfo")) -> Memory:
+    """What the machine has, or the narrowest of this process's cgroup and those around it; each by itself.
+
+    Available is what the kernel could give without ending anybody: the pages of files that it can drop count as free,
+    and so does swap. Where nothing is known, there is any amount.
+    """
+    fields = _fields_in(machine)
+    swap = 1024 * fields.get("SwapFree", 0)
     found = []
+    if "MemAvailable" in fields:
+        total = 1024 * (fields["MemTotal"] + fields.get("SwapTotal", 0))
+        found.append(Memory(total, 1024 * fields["MemAvailable"] + swap))
     for folder in cgroups("memory", root, own):
-        for name in ("memory.max", "memory.limit_in_bytes"):  # of version 2 and 1
-            try:
-                text = (folder / name).read_text().strip()
-            except OSError:
-                continue
-            if text.isdigit():  # "max" is none
-                found.append(int(text))
-    return min(found, default=None)
+        limit, used = _limit_in(folder), _number_in(folder, "memory.current", "memory.usage_in_bytes")
+        if limit is not None and used is not None:
+            room = min(swap, _swap_in(folder))
+            found.append(Memory(limit + room, max(0, limit - used) + _droppable_in(folder) + room))
+    limit = min((one.limit for one in found), default=_NO_LIMIT)
+    return Memory(limit, min((one.available for one in found), default=_NO_LIMIT))
+
+
+def _limit_in(folder: Path) -> int | None:
+    limit = _number_in(folder, "memory.max", "memory.limit_in_bytes")
+    return None if limit is None or limit >= _NO_LIMIT else limit
+
+
+def _swap_in(folder: Path) -> int:
+    """What a cgroup may still swap."""
+    limit, used = _number_in(folder, "memory.swap.max"), _number_in(folder, "memory.swap.current")
+    return _NO_LIMIT if limit is None or used is None else max(0, limit - used)
+
+
+def _droppable_in(folder: Path) -> int:
+    """Bytes of files' pages and the like, which the kernel drops where there is need."""
+    fields = _fields_in(folder / "memory.stat")
+    prefix = "total_" if "total_cache" in fields else ""  # version 1 has those of the cgroups inside it apart
+    names = "inactive_file", "active_file", "slab_reclaimable"
+    return sum(fields.get(prefix + name, 0) for name in names)
+
+
+def _number_in(folder: Path, *names: str) -> int | None:
+    """In the first of these files that is there; None where it holds no number ("max")."""
+    for name in names:
+        try:
+            text = (folder / name).read_text().strip()
+        except OSError:
+            continue
+        return int(text) if text.isdigit() else None
+    return None
+
+
+def _fields_in(path: Path) -> dict[str, int]:
+    """Lines such as `name 12` and `name: 12 kB`."""
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
 
 
 def cpus_allowed(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int | None:

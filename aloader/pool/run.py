@@ -13,7 +13,9 @@ from aloader.errors import IN_A_FORK, LoaderTimeout
 from aloader.pool.crew import Crew
 from aloader.pool.epoch import Epoch
 from aloader.pool.inquiry import Late
+from aloader.pool.keeping import Keeping
 from aloader.pool.pool import Installed, WorkerPool
+from aloader.pool.vigil import Caught, Watch
 from aloader.stats import LoaderStats
 
 
@@ -41,6 +43,8 @@ class Run:
     installed: Installed | None = None
     ended: bool = False
     on_end: Callable[[], object] | None = None  # lets whoever waits notice
+    watch: Watch | None = None  # over samples that take too long, if that is asked for
+    keeping: Keeping | None = None  # of batches that the user keeps: where they lie in memory of workers
 
     @property
     def heavy(self) -> bool:
@@ -81,6 +85,8 @@ class Run:
         """Launch what is missing, and listen."""
         if self.ended:
             return
+        if self.pool is not None and self.crew.who.sample_timeout:
+            self.watch = Watch(self.crew, self.epoch, self.crew.who.sample_timeout)
         self.crew.attach(watcher, self.epoch)
         self.epoch.staff()
         self.crew.flush()
@@ -110,6 +116,21 @@ class Run:
         if self.crew.ready:
             return max(0.0, self.batch_timeout - waited)
         return max(0.0, min(self.batch_timeout, self.batch_timeout + options.STARTING_GRACE - waited))
+
+    def step(self, now: float) -> None:
+        """The consumer comes for a batch."""
+        if self.keeping is not None and now >= self.keeping.next:
+            self.keeping.look(now)
+
+    def caught(self) -> Caught | None:
+        """The workers that are stuck in a sample, if any are. For a consumer that waits."""
+        return None if self.watch is None else self.watch.look()
+
+    def attention(self, patience: float | None) -> float | None:
+        """For how long such a consumer may wait at once, of `patience`: somebody has to look at the workers."""
+        if self.watch is None:
+            return patience
+        return self.watch.pace if patience is None else min(patience, self.watch.pace)
 
     def inquire(self) -> Late:
         """No batch has come in time: ask the worker that it is waited for where it is stuck."""

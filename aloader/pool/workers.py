@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from aloader.channel.leases import Mappings
@@ -21,11 +22,12 @@ class Arrived:
 
     def __init__(self, mappings: Mappings, message: Batch) -> None:
         lease = mappings.lease
-        self.owners = [lease(place) for place in message.leaves]
+        batch = message.epoch, message.seq, time.monotonic()
+        self.owners = [lease(place, batch) for place in message.leaves]
         self.nbytes = sum(place.nbytes for place in message.leaves)
         self.body: Any = message.body
         if not isinstance(message.body, bytes):
-            self.body = lease(message.body)
+            self.body = lease(message.body, batch)
             self.nbytes += message.body.nbytes
         self.mark = message.mark
         self.left_out = message.left_out

@@ -25,6 +25,7 @@ from aloader.channel.marks import Resume
 from aloader.channel.messages import (
     Batch,
     Call,
+    Denied,
     EpochOver,
     Failure,
     Granted,
@@ -43,6 +44,7 @@ from aloader.channel.messages import (
 )
 from aloader.channel.payload import Packed, address_of, pack
 from aloader.channel.status import Doing, StatusPage
+from aloader.errors import BatchTooLarge, SampleTimeout
 from aloader.worker.calls import Calls
 from aloader.worker.collation import collate_into, estimate
 from aloader.worker.dataclass_collation import collating
@@ -99,9 +101,10 @@ class Bench:
         self.broken: BaseException | None = None
         self.tickets: deque[Ticket] = deque()
         self.grants: set[tuple[int, int]] = set()
+        self.denials: dict[tuple[int, int], BatchTooLarge] = {}
         self.stopped = False
         self.epoch_over = -1
-        self.arena = Arena(self._announce, lambda number: link.send(Retire(number)))
+        self.arena = Arena(self._announce, lambda number: link.send(Retire(number)), start.memory)
         collate_into(self.arena)
         self.asked: Callable[[], bool] = lambda: True  # whether the dataset has asked which worker it is in
         self._stream: tuple[int, Stream] | None = None  # the epoch's
@@ -173,6 +176,8 @@ class Bench:
                     self.arena.release(places[i], places[i + 1])
             case Granted(_, epoch, seq):
                 self.grants.add((epoch, seq))
+            case Denied(_, epoch, seq, reason):
+                self.denials[epoch, seq] = BatchTooLarge(reason)
             case Unmapped(segment):
                 self.arena.retired(segment)
             case EpochOver(_, epoch):
@@ -250,19 +255,27 @@ class Bench:
         """Copy what is not in the arena yet, and answer the ticket."""
         packed, places, missing = collated
         self.arena.make_room(missing)
-        leaves = tuple(
-            self.arena.store(buffer) if place is None else place
-            for buffer, place in zip(packed.buffers, places, strict=True)
-        )
+        for at, (buffer, place) in enumerate(zip(packed.buffers, places, strict=True)):
+            if place is None:
+                places[at] = self.arena.store(buffer)
+        leaves: Any = tuple(places)
         small = len(packed.body) <= options.BODY_BYTES
         body = packed.body if small else self.arena.store(memoryview(packed.body))
         now = time.perf_counter()
         seconds = clock.fetched - clock.began, now - clock.fetched
         rest = (clock.mark,) if losses is None else (clock.mark, losses.packed(self._name))
         self.link.send(Batch(ticket.dataset, ticket.epoch, ticket.seq, body, leaves, *seconds, *rest))
+        places.clear()
         if not self.asked():
             self.asked = lambda: True
             self.link.send(Notice(_unsharded(self.job.dataset, self.start.num_workers)))
+
+    def drop(self, collated: Collated) -> None:
+        """If it was not sent, nobody has its places."""
+        for place in collated.places:
+            if place is not None:
+                self.arena.release(place.segment, place.offset)
+        collated.places.clear()
 
     def ask(self, ticket: Ticket, nbytes: int) -> None:
         """Ask for more memory than the ticket allowed."""
@@ -270,13 +283,15 @@ class Bench:
         self.link.send(Need(ticket.dataset, ticket.epoch, ticket.seq, nbytes))
 
     def granted(self, ticket: Ticket) -> bool:
-        """Whether the answer is there (takes it), or no longer wanted."""
+        """Whether the answer is there (takes it), or no longer wanted. Raises `BatchTooLarge` where it is no."""
         if ticket.epoch <= self.epoch_over or self.stopped:
             return True
         key = (ticket.epoch, ticket.seq)
         if key in self.grants:
             self.grants.discard(key)
             return True
+        if key in self.denials:
+            raise self.denials.pop(key)
         return False
 
     def fail(self, ticket: Ticket, error: BaseException) -> None:
@@ -292,12 +307,19 @@ class Bench:
             return
         if isinstance(error, Failed):
             note = blame(ticket, error.position, self.start.auto_collation, self.start.iterable)
-            error = error.cause
+            error = located(error.cause, ticket, self.start.slot)
         elif self.start.iterable:
             note = f"in batch {ticket.seq}"
         else:
             note = f"in batch {ticket.seq} (indices {shortly(ticket.indices)})"
         self.link.send(Failure(ticket.dataset, ticket.epoch, ticket.seq, pack_fault(error, worker, note)))
+
+
+def located(error: BaseException, ticket: Ticket, worker: int) -> BaseException:
+    """An error that knows whose it is, if it is one that wants to."""
+    if isinstance(error, SampleTimeout) and error.batch < 0:
+        error.batch, error.worker = ticket.seq, worker
+    return error
 
 
 def _unsharded(dataset: Any, num_workers: int) -> str:

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from aloader.channel.messages import Ticket
 from aloader.channel.status import Doing
+from aloader.errors import BatchTooLarge
 from aloader.storage.permits import PERMITS, Permits
 from aloader.worker.bench import Bench, Clock
 from aloader.worker.faulty import Failed, Losses
@@ -27,6 +28,11 @@ from aloader.worker.inline import TurnsAsync
 from aloader.worker.kinds import parts
 from aloader.worker.stepwise import Stepwise
 from aloader.worker.stream import StreamFetcher
+from aloader.worker.tasks import place_of
+
+#: Threads that may be stuck in a sample for ever while others take their places. (One more is begun only where none is
+#: idle, and no more samples are under way than ever.)
+_LOST_THREADS: Final = 1000
 
 
 async def enter(dataset: Any, stack: AsyncExitStack) -> None:
@@ -42,7 +48,8 @@ async def serve(bench: Bench, begun: TurnsAsync | None = None) -> None:
     async with AsyncExitStack() as stack:
         threads: Executor | None = None
         if bench.start.threads:
-            threads = stack.enter_context(ThreadPoolExecutor(bench.start.concurrency, "aloader-fetch"))
+            most = bench.start.concurrency + (_LOST_THREADS if bench.start.sample_timeout else 0)
+            threads = stack.enter_context(ThreadPoolExecutor(most, "aloader-fetch"))
         if bench.broken is None:
             try:
                 await enter(bench.job.dataset, stack)
@@ -65,10 +72,13 @@ class _Server:
         self._writing = False
         dataset = bench.job.dataset if bench.broken is None else None
         start = bench.start
+        bench.page.times_samples()
         # Whoever replaces a lost worker notes at which sample it is at each moment.
         self._exact = start.generation > 0 and threads is None
+        self._timed: Any = {"sample_timeout": start.sample_timeout, "where": place_of}
         wrap = partial(Stepwise, page=bench.page) if self._exact else None
-        self._each = Fetcher(dataset, start.auto_collation, start.concurrency, threads, may_block=True, wrap=wrap)
+        how = {"threads": threads, "may_block": True, "wrap": wrap, **self._timed}
+        self._each = Fetcher(dataset, start.auto_collation, start.concurrency, **how)
         self._fetcher: Fetcher | StreamFetcher = self._each
         # What workers have died at is fetched one by one, in threads too: so that the next death tells which it was.
         self._alone = Fetcher(dataset, start.auto_collation, 1, threads, may_block=True) if threads else None
@@ -83,7 +93,7 @@ class _Server:
                 if begun is not None:
                     self._reads(begun.ticket)
                     start = self._bench.start
-                    rest = _Rest(begun.fetched, start.auto_collation, start.concurrency, self._each)
+                    rest = _Rest(begun.fetched, start.auto_collation, start.concurrency, self._each, self._timed)
                     self._begin(begun.ticket, rest, begun)
                 self._on_readable()
                 self._flush()
@@ -109,6 +119,8 @@ class _Server:
         for key in bench.grants & self._grants.keys():
             bench.grants.discard(key)
             self._wake(key)
+        for key in bench.denials.keys() & self._grants.keys():
+            self._wake(key, bench.denials.pop(key))
         if bench.epoch_over != over:
             if self._reading <= bench.epoch_over:
                 self._end_reading()
@@ -129,10 +141,14 @@ class _Server:
             self._loop.remove_writer(link.fileno())
         self._writing = pending
 
-    def _wake(self, key: tuple[int, int]) -> None:
+    def _wake(self, key: tuple[int, int], denied: BatchTooLarge | None = None) -> None:
         future = self._grants.pop(key)
-        if not future.done():
+        if future.done():
+            return
+        if denied is None:
             future.set_result(None)
+        else:
+            future.set_exception(denied)
 
     # -- tickets ---------------------------------------------------------------------------------------------------
 
@@ -142,7 +158,7 @@ class _Server:
         if bench.start.iterable and ticket.epoch != self._reading and bench.broken is None:
             self._end_reading()
             self._reading = ticket.epoch
-            self._fetcher = StreamFetcher(bench.stream(ticket.epoch), bench.start.concurrency)
+            self._fetcher = StreamFetcher(bench.stream(ticket.epoch), bench.start.concurrency, **self._timed)
 
     def _end_reading(self) -> None:
         """Nobody wants the rest: an async generator leaves what it is in, once its tickets have been cancelled."""
@@ -192,9 +208,12 @@ class _Server:
             await self._memory(ticket, need)
         collated = bench.collate(ticket, samples, need, seeding)
         del samples
-        if collated.missing + need > max(ticket.allowance, need):
-            await self._memory(ticket, collated.missing + need)
-        bench.send(ticket, collated, clock, losses)
+        try:
+            if collated.missing + need > max(ticket.allowance, need):
+                await self._memory(ticket, collated.missing + need)
+            bench.send(ticket, collated, clock, losses)
+        finally:
+            bench.drop(collated)
         if self._exact:
             bench.page.write(Doing.AWAITING, ticket.epoch, ticket.seq)
 
@@ -212,10 +231,10 @@ class _Server:
 class _Rest:
     """What the inline server had fetched, as a dataset: its awaitables are awaited like an async dataset's."""
 
-    def __init__(self, fetched: Any, batched: bool, concurrency: int, each: Fetcher) -> None:
+    def __init__(self, fetched: Any, batched: bool, concurrency: int, each: Fetcher, timed: dict[str, Any]) -> None:
         self._fetched = fetched
         self._batched = batched
-        self._fetcher = Fetcher(self, True, concurrency)
+        self._fetcher = Fetcher(self, True, concurrency, **timed)
         self._each = each
 
     def __getitems__(self, indices: Any) -> Any:

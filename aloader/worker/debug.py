@@ -255,7 +255,7 @@ class Epoch:
             if losses is None or not together or not isinstance(failed.cause, Exception):
                 raise
         with self._inside(slot, seeding):
-            samples = fetch_each(dataset, losses, lambda position: None, seeding)
+            samples = fetch_each(dataset, losses, [0], seeding)
         waiting = await_in_turn(samples, batched, seeding, AWAITED, losses)
         return await self.team.run(driven(self._inside(slot, seeding), waiting))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from aloader.worker.faulty import Failed, Losses
@@ -10,14 +9,14 @@ from aloader.worker.generators import TOGETHER, Seeding
 from aloader.worker.kinds import fetches_one, fetches_together
 
 
-def fetch_carefully(dataset: Any, losses: Losses, note: Callable[[int], object], seeding: Seeding | None) -> Any:
+def fetch_carefully(dataset: Any, losses: Losses, progress: Any, seeding: Seeding | None) -> Any:
     """The samples of a ticket (the one sample, if unbatched), with what stands in the place of those that failed. There
-    may be awaitables among them. `note` is told of each before it is fetched. Raises `Failed`.
+    may be awaitables among them. `progress[0]` is set to the position of each before it is fetched. Raises `Failed`.
 
     What is fetched by one call, and fails, is fetched again, each sample by itself.
     """
     if losses.batched and not losses.apart and fetches_together(dataset, seeding is not None):
-        note(-1)
+        progress[0] = -1
         try:
             if seeding is not None:
                 seeding.all(TOGETHER).begin()
@@ -25,19 +24,20 @@ def fetch_carefully(dataset: Any, losses: Losses, note: Callable[[int], object],
         except BaseException as error:
             if not isinstance(error, Exception):
                 raise Failed(-1, error) from None
-    return fetch_each(dataset, losses, note, seeding)
+    return fetch_each(dataset, losses, progress, seeding)
 
 
-def fetch_each(dataset: Any, losses: Losses, note: Callable[[int], object], seeding: Seeding | None) -> Any:
+def fetch_each(dataset: Any, losses: Losses, progress: Any, seeding: Seeding | None) -> Any:
     """The same, never by one call."""
     samples = []
     alone = fetches_one(dataset) or not losses.batched
     for position, index in enumerate(losses.indices):
-        note(position)
+        progress[0] = position
         if seeding is not None:
             seeding.begin(index)
         try:
-            losses.check(position)
+            if losses.without:
+                losses.check(position)
             samples.append(dataset[index] if alone else _only(dataset, index, seeding))
         except BaseException as error:
             samples.append(losses.fell(position, error.cause if isinstance(error, Failed) else error))

@@ -2,6 +2,9 @@
 
 A group is what one ticket needs. None of its coroutines exists before its turn, so that what waits costs nothing; each
 becomes a task of its own when one that runs has ended. A slow one keeps its own group waiting and nobody else's.
+
+A task that goes on after it was cancelled can be given up: its group fails, its place goes to others, and it is kept
+until it ends, if it ever does.
 """
 
 from __future__ import annotations
@@ -23,9 +26,12 @@ class Flight:
         self._free = limit
         self._wrap = wrap
         self._waiting: deque[Group] = deque()
+        self._groups: set[Group] = set()  # that somebody waits for
+        self._given_up: set[asyncio.Task[Any]] = set()
 
     async def all(self, begins: Sequence[Begin]) -> list[Any]:
-        """Their results, in their order. If one fails, the others are cancelled; none outlives this call.
+        """Their results, in their order. If one fails, the others are cancelled; none outlives this call, but
+        those that are given up.
 
         Of several that have failed by then, the first in the order is raised; a task that the coroutine's own code has
         cancelled raises `Cancelled`.
@@ -33,6 +39,7 @@ class Flight:
         if not begins:
             return []
         group = Group(begins, self._wrap)
+        self._groups.add(group)
         self._waiting.append(group)
         self._fill()
         try:
@@ -40,6 +47,15 @@ class Flight:
             return group.results()
         finally:
             await self._withdraw(group)
+
+    def give_up(self, task: asyncio.Task[Any], error: Exception) -> None:
+        """A task was cancelled and goes on: its group fails with `error`, or waits for it no longer, if it has."""
+        for group in self._groups:
+            if task in group.tasks and task not in self._given_up and not task.done():
+                self._given_up.add(task)
+                group.give_up(task, error)
+                self._free_place()
+                return
 
     def _fill(self) -> None:
         waiting = self._waiting
@@ -51,6 +67,12 @@ class Flight:
                 waiting.popleft()
 
     def _on_end(self, task: asyncio.Task[Any]) -> None:
+        if self._given_up and task in self._given_up:
+            self._given_up.discard(task)  # others have its place
+        else:
+            self._free_place()
+
+    def _free_place(self) -> None:
         self._free += 1
         if self._waiting:
             self._fill()
@@ -58,11 +80,10 @@ class Flight:
     async def _withdraw(self, group: Group) -> None:
         if not group.has_begun:
             self._waiting.remove(group)
-        left = [task for task in group.tasks if not task.done()]
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left)
+        try:
+            await group.end()
+        finally:
+            self._groups.discard(group)
 
 
 class Cancelled(Exception):  # noqa: N818
@@ -81,7 +102,10 @@ class Group:
         self._loop = asyncio.get_running_loop()
         self._begins = begins
         self._context: Context = copy_context()  # of whoever asks: a task is begun when somebody else's has ended
-        self._running = len(begins)
+        self._missing = len(begins)
+        self._under_way = 0
+        self._lost: dict[asyncio.Task[Any], Exception] = {}  # those that were given up
+        self._quiet: asyncio.Future[None] | None = None  # when nothing is under way, for who waits for that
         self.tasks: list[asyncio.Task[Any]] = []
         self.ended: asyncio.Future[None] = self._loop.create_future()
 
@@ -100,17 +124,41 @@ class Group:
         coroutine = begin() if self._wrap is None else self._wrap(begin())
         task = self._loop.create_task(coroutine, context=self._context.copy())
         self.tasks.append(task)
+        self._under_way += 1
         task.add_done_callback(self._on_end)
         return task
 
+    def give_up(self, task: asyncio.Task[Any], error: Exception) -> None:
+        self._lost[task] = error
+        self._over(failed=True)
+
     def _on_end(self, task: asyncio.Task[Any]) -> None:
-        self._running -= 1
         failed = task.cancelled() or task.exception() is not None  # asked of each: or asyncio says that nobody did
-        if (failed or self._running == 0) and not self.ended.done():
+        if not self._lost or task not in self._lost:
+            self._over(failed)
+
+    def _over(self, failed: bool) -> None:
+        self._missing -= 1
+        self._under_way -= 1
+        if (failed or self._missing == 0) and not self.ended.done():
             self.ended.set_result(None)
+        if self._quiet is not None and self._under_way == 0 and not self._quiet.done():
+            self._quiet.set_result(None)
+
+    async def end(self) -> None:
+        """Cancel what is left, and wait until nothing is under way."""
+        if not self._under_way:
+            return
+        self._quiet = self._loop.create_future()
+        for task in self.tasks:
+            if task not in self._lost:
+                task.cancel()
+        await self._quiet
 
     def results(self) -> list[Any]:
         for position, task in enumerate(self.tasks):
+            if task in self._lost:
+                raise self._lost[task]
             if task.done() and task.cancelled():
                 raise Cancelled(position)
             if task.done() and task.exception() is not None:

@@ -66,12 +66,14 @@ def _work(bench: Bench, ticket: Ticket) -> None:
         if need:
             bench.receive()  # leases that have ended since: their memory is used again, and no new one touched
         collated = bench.collate(ticket, samples, need, seeding)
-        if collated.missing + need > max(ticket.allowance, need) and not _wait_for_memory(
-            bench, ticket, collated.missing + need
-        ):
-            return
-        bench.note(ticket)
-        bench.send(ticket, collated, clock, losses)
+        try:
+            more = collated.missing + need
+            if more > max(ticket.allowance, need) and not _wait_for_memory(bench, ticket, more):
+                return
+            bench.note(ticket)
+            bench.send(ticket, collated, clock, losses)
+        finally:
+            bench.drop(collated)
     except TurnsAsync:
         raise
     except BaseException as error:

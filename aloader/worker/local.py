@@ -24,12 +24,13 @@ from torch.utils.data import default_collate, default_convert
 from aloader import options
 from aloader.channel.blame import blame
 from aloader.channel.marks import Resume
-from aloader.channel.messages import Granted, Ticket
+from aloader.channel.messages import Denied, Granted, Ticket
 from aloader.channel.roles import Listener, Who
 from aloader.channel.stacks import Stack, different
 from aloader.channel.status import Doing
+from aloader.errors import BatchTooLarge
 from aloader.ranks import Ranks
-from aloader.worker.bench import Clock
+from aloader.worker.bench import Clock, located
 from aloader.worker.collation import estimate
 from aloader.worker.concurrent import enter
 from aloader.worker.dataclass_collation import collating
@@ -41,7 +42,7 @@ from aloader.worker.sharding import loader_ranks
 from aloader.worker.standin import LocalWorker, Made
 from aloader.worker.states import Generators
 from aloader.worker.stream import Dry, Stream, StreamFetcher
-from aloader.worker.tasks import calls, suspended
+from aloader.worker.tasks import calls, place_of, suspended
 
 
 class LocalCrew:
@@ -69,6 +70,7 @@ class LocalCrew:
         self._listeners: dict[int, tuple[Listener, Callable[[], None]]] = {}  # epochs under way, and what wakes each
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fetcher: Fetcher
+        self._timed: Any = {"sample_timeout": who.sample_timeout, "where": place_of}
         self._reading: dict[int, StreamFetcher] = {}  # an iterable dataset is read anew in each epoch
         self._closing: set[asyncio.Task[None]] = set()
         self._tasks: dict[tuple[int, int], asyncio.Task[None]] = {}
@@ -99,7 +101,7 @@ class LocalCrew:
         self._listeners[listener.number] = listener, watcher.wake
         if self._loop is not watcher.loop:
             self._loop = watcher.loop
-            self._fetcher = Fetcher(self._dataset, self.who.auto_collation, self.who.concurrency)
+            self._fetcher = Fetcher(self._dataset, self.who.auto_collation, self.who.concurrency, **self._timed)
             self._reading = {}
             self._entered = watcher.loop.create_future()
             self._leave = asyncio.Event()
@@ -195,7 +197,7 @@ class LocalCrew:
         if self.who.iterable and ticket.epoch not in self._reading:
             resume, self._resume = self._resume, None
             stream = Stream(self._dataset, self.who.drop_last, self._marker, self.who.rank, resume)
-            self._reading[ticket.epoch] = StreamFetcher(stream, self.who.concurrency)
+            self._reading[ticket.epoch] = StreamFetcher(stream, self.who.concurrency, **self._timed)
         key = (ticket.epoch, ticket.seq)
         task = self._tasks[key] = self._task(self._work(ticket), f"aloader batch {ticket.seq}")
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
@@ -222,6 +224,12 @@ class LocalCrew:
         future = self._grants.pop((message.epoch, message.seq), None)
         if future is not None and not future.done():
             future.set_result(None)
+
+    def deny(self, message: Denied) -> None:
+        """The ticket that asked takes more than there is."""
+        future = self._grants.pop((message.epoch, message.seq), None)
+        if future is not None and not future.done():
+            future.set_exception(BatchTooLarge(message.reason))
 
     def stacks(self, epoch: int, seq: int) -> list[Stack]:
         """Where the user's code stands with a ticket: its tasks, the dataset's `async with`, the collating thread."""
@@ -325,7 +333,7 @@ def _with_note(ticket: Ticket, error: BaseException, who: Who) -> BaseException:
     """The user's own exception, with a note that names the sample; what would end the epoch is wrapped."""
     note = f"in batch {ticket.seq}"
     if isinstance(error, Failed):
-        note, error = blame(ticket, error.position, who.auto_collation, who.iterable), error.cause
+        note, error = blame(ticket, error.position, who.auto_collation, who.iterable), located(error.cause, ticket, -1)
     return presentable(error, note)
 
 

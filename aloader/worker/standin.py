@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
-from aloader.channel.messages import Granted, LeftOut, Ticket
+from aloader.channel.messages import Denied, Granted, LeftOut, Ticket
 from aloader.channel.stacks import Stack
 from aloader.channel.status import Doing, Status
 
@@ -16,6 +16,7 @@ class Employer(Protocol):
 
     def begin(self, ticket: Ticket) -> None: ...
     def grant(self, message: Granted) -> None: ...
+    def deny(self, message: Denied) -> None: ...
     def stacks(self, epoch: int, seq: int) -> list[Stack]: ...
 
 
@@ -43,15 +44,21 @@ class LocalWorker:
     def __init__(self, crew: Employer) -> None:
         self.pid = os.getpid()
         self.link = self.page = self  # one object plays all three: nothing is sent and nothing is mapped
+        self.served = 0
         self._crew = crew
         self._status = Status(Doing.IDLE, -1, -1, -1, 0.0)
 
-    def send(self, message: Ticket | Granted) -> None:
+    def send(self, message: Ticket | Granted | Denied) -> None:
         """As a link."""
-        if isinstance(message, Ticket):
-            self._crew.begin(message)
-        else:
-            self._crew.grant(message)
+        match message:
+            case Ticket():
+                self._crew.begin(message)
+            case Granted():
+                self._crew.grant(message)
+            case Denied():
+                self._crew.deny(message)
+            case _:
+                assert_never(message)
 
     def read(self) -> Status:
         """As a status page."""

@@ -12,12 +12,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Final
 
 from torch.utils.data import ChainDataset
 
 from aloader.channel.marks import Resume, is_stateful
+from aloader.worker.deadlines import Deadlines
 from aloader.worker.faulty import Failed, Losses
 from aloader.worker.fetch import Fetcher, Note, Progress, blamed, close_all
 from aloader.worker.generators import OPEN, Seeding, driven
@@ -60,6 +63,7 @@ class Stream:
         self.position = self._resume.mark.position if self._resume.mark is not None else 0  # samples read
         self._fallen = -1, 0  # where reading failed last, and how often in a row by then
         self.marks = True  # whether they are taken
+        self.deadlines: Deadlines | None = None  # of samples that are awaited
         self.mark: bytes | None = None  # behind the ticket that was read last
 
     def open(self, seeding: Seeding | None = None) -> None:
@@ -118,9 +122,10 @@ class Stream:
                 raise Failed(0, error) from None
         if self._ended:
             raise Dry
+        dropped = _Dropped(progress)
         while self._was_given():
             with _error_given():
-                close_all(self._ticket(count, progress, seeding, losses and losses.again()))
+                close_all(self._ticket(count, dropped, seeding, losses and losses.again()))
             _forget(seeding)
         return self._ticket(count, progress, seeding, losses)
 
@@ -177,9 +182,11 @@ class Stream:
                 raise blamed(0, error) from None
         if self._ended:
             raise Dry
+        number = itertools.count(2)  # as `_Dropped`
         while self._was_given():
             with _error_given():
-                close_all(await self._ticket_async(count, note, seeding, losses and losses.again()))
+                again = losses and losses.again()
+                close_all(await self._ticket_async(count, lambda _: note(-next(number)), seeding, again))
             _forget(seeding)
         return await self._ticket_async(count, note, seeding, losses)
 
@@ -192,7 +199,7 @@ class Stream:
             try:
                 while len(samples) < wanted:
                     note(len(samples))
-                    samples.append(await self._read(seeding) if self._awaits else self._next(seeding))
+                    samples.append(await self._read(len(samples), seeding) if self._awaits else self._next(seeding))
                     self.position += 1
             except (StopIteration, StopAsyncIteration):
                 self._ended = True
@@ -236,8 +243,13 @@ class Stream:
         with seeding.own(self._named(seeding)):
             return next(self._iterator)
 
-    async def _read(self, seeding: Seeding | None) -> Any:
+    async def _read(self, position: int, seeding: Seeding | None) -> Any:
         """The next sample of an iterator that is awaited."""
+        if self.deadlines is not None:
+            return await self.deadlines.within(position, None, partial(self._read_next, seeding))
+        return await self._read_next(seeding)
+
+    async def _read_next(self, seeding: Seeding | None) -> Any:
         if seeding is None:
             return await anext(self._iterator)
         return await driven(seeding.own(self._named(seeding)), _next_of(self._iterator))
@@ -265,6 +277,21 @@ class Stream:
         iterator, self._iterator = self._iterator, None
         if hasattr(type(iterator), "aclose"):
             await iterator.aclose()
+
+
+class _Dropped:
+    """The progress of what is read and dropped, under one ticket: another number for each sample, -2, -3, …, so that
+    whoever watches sees it move."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._numbers = itertools.count(2)
+
+    def __getitem__(self, at: int) -> int:
+        return self._progress[at]
+
+    def __setitem__(self, at: int, position: int) -> None:
+        self._progress[at] = -next(self._numbers)
 
 
 @contextlib.contextmanager
@@ -301,10 +328,17 @@ class StreamFetcher:
     """Takes tickets' samples from a stream, on a loop: reads them one ticket after the other, in the order of the
     tickets, and awaits what is awaitable among them many at once."""
 
-    def __init__(self, stream: Stream, concurrency: int) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        concurrency: int,
+        sample_timeout: float = 0.0,
+        where: Callable[[asyncio.Task[Any]], str] = lambda task: "",
+    ) -> None:
         self._stream = stream
         self._turn = asyncio.Lock()  # first come, first served
-        self._rest = Fetcher(None, True, concurrency)
+        self._rest = Fetcher(None, True, concurrency, sample_timeout=sample_timeout, where=where)
+        stream.deadlines = self._rest.deadlines
 
     @property
     def mark(self) -> bytes | None:

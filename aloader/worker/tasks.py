@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import sys
 from collections.abc import Iterable, Iterator
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, Final
 
-from aloader.channel.stacks import Frame, Stack, pack, users
+from aloader.channel.stacks import Frame, Stack, pack, text, users
 from aloader.channel.status import MOST_TASKS, StatusPage
 from aloader.worker import fetch, flight, generators
 
@@ -52,6 +53,16 @@ def suspended(task: asyncio.Task[Any]) -> list[Stack]:
             stacks += [Stack(_told(calls), (at,)) for at, calls in under_way if not _in_thread(calls)]
             stacks += [Stack((), (at,)) for at in group.waiting]
     return stacks or [Stack(_told(frames))]
+
+
+def place_of(task: asyncio.Task[Any]) -> str:
+    """Where the user's code stands in a sample's task, or in the thread that it is fetched in, as text."""
+    frames = list(_frames(task))
+    found = _told(frames)
+    if _in_thread(frames):
+        thread = frames[-1].f_locals.get("thread")
+        found = calls(sys._current_frames().get(thread[0])) if thread else found
+    return text(users(found))
 
 
 def calls(frame: FrameType | None) -> tuple[Frame, ...]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
 import os
 import pickle
+import resource
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
-from aloader import DataLoader
+from aloader import BatchTooLarge, DataLoader
 from aloader.channel.job import Carried, Job, load
 from aloader.options import parse_bytes
 from aloader.pool.limits import default_memory_limit
@@ -166,3 +170,112 @@ def test_the_default_limit_is_shared_by_the_ranks_of_a_machine(monkeypatch):
 def test_iterators_are_not_pickled():
     with DataLoader(Numbers(4), num_workers=1) as loader, pytest.raises(NotImplementedError):
         pickle.dumps(iter(loader))
+
+
+# -- batches that there is no memory for -------------------------------------------------------------------------------
+
+
+def outcomes(loader):
+    """What iterating gives: numbers of elements, and errors in their places."""
+    got, batches = [], iter(loader)
+    while True:
+        try:
+            got.append(next(batches).numel())
+        except StopIteration:
+            return got
+        except MemoryError as error:
+            got.append(error)
+
+
+def row(floats):
+    """So many floats that take no memory until they are copied."""
+    return torch.zeros(1).expand(floats)
+
+
+class Huge(Numbers):
+    """The third batch of two takes more than any machine has, and the fifth more than its worker may have."""
+
+    def __getitem__(self, index):
+        return row({2: 1 << 43, 4: 50_000_000}.get(index // 2, 100_000))
+
+
+class AsyncHuge(Huge):
+    async def __getitem__(self, index):
+        return super().__getitem__(index)
+
+
+def little_memory(worker):
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (300 << 20), resource.RLIM_INFINITY))
+
+
+@pytest.mark.parametrize("dataset", [Huge(12), AsyncHuge(12)])
+def test_a_batch_that_no_memory_can_hold_fails_in_its_place(dataset):
+    with DataLoader(dataset, batch_size=2, num_workers=1, worker_init_fn=little_memory) as loader:
+        got = outcomes(loader)
+        its_workers, anybodys = got.pop(4), got.pop(2)
+        assert got == [200_000] * 4
+        assert isinstance(anybodys, BatchTooLarge)
+        assert str(anybodys).startswith("batch 2 takes 70368.74 GB, and ")
+        assert "Use a smaller batch_size" in str(anybodys)
+        assert isinstance(its_workers, BatchTooLarge)
+        assert str(its_workers).startswith("400 MB of shared memory could not be had for a batch (")
+        assert loader.stats().workers_lost == 0
+
+
+def test_a_batch_that_no_memory_can_hold_fails_in_its_place_without_workers():
+    with DataLoader(AsyncHuge(8), batch_size=2) as loader:
+        got = outcomes(loader)
+        assert isinstance(got.pop(2), BatchTooLarge)
+        assert got == [200_000] * 3
+
+
+# -- what processes really take ----------------------------------------------------------------------------------------
+
+
+class Images(Numbers):
+    """Samples that take memory, with next to no work: one byte of each page is written."""
+
+    nbytes = 100
+
+    def __getitem__(self, index):
+        pixels = np.empty(self.nbytes, np.uint8)
+        pixels[:: resource.getpagesize()] = 1
+        return pixels
+
+    def resize(self, nbytes):
+        self.nbytes = nbytes
+
+
+def memory_of_all():
+    """Bytes of this process and those below it; what several share is counted once."""
+    me, total = psutil.Process(), 0
+    for process in [me, *me.children(recursive=True)]:
+        with contextlib.suppress(OSError), open(f"/proc/{process.pid}/smaps_rollup") as file:
+            total += sum(1024 * int(line.split()[1]) for line in file if line.startswith("Pss:"))
+    return total
+
+
+async def most_memory(loader):
+    """At any step of a consumer that takes its time."""
+    most = 0
+    async for _ in loader:
+        await asyncio.sleep(0.03)  # sleep: so that the workers get as far ahead as they may
+        most = max(most, memory_of_all())
+    return most
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+async def test_all_processes_together_stay_within_the_limit():
+    limit, batch = 256_000_000, 64 * 602_112  # images of 3 × 224 × 224 floats
+    kind = {"batch_size": 64, "num_workers": 4, "persistent_workers": True}
+    async with DataLoader(Images(14 * 64), memory_limit=limit, **kind) as loader:
+        base = await most_memory(loader)
+        loader.broadcast("resize", batch // 64)
+        most = await most_memory(loader)
+    # Each worker has the samples of one batch, which it has not collated. The consumer has one batch and has just let
+    # go of another; and one batch, the next, may go ahead where the limit is reached.
+    assert most <= base + limit + (4 + 2 + 1) * batch + (16 << 20)

@@ -115,7 +115,7 @@ def test_an_iterable_dataset_that_shares_itself_out_is_read_once(tmp_path: Path)
         assert sorted(shares[0] + shares[1]) == list(range(101)), kind
 
 
-@pytest.mark.parametrize("processes", [4])
+@pytest.mark.parametrize("processes", [3])
 def test_one_that_asks_for_its_shard_is_read_once_with_a_process_group_and_without(
     tmp_path: Path, processes: int
 ) -> None:

@@ -10,8 +10,13 @@ import torch
 
 from aloader import DataLoader
 from aloader.options import parse_bytes
-from aloader.pool import limits
-from aloader.pool.limits import cpus_allowed, default_memory_limit, memory_of_cgroup, too_many_workers
+from aloader.pool.limits import (
+    cpus_allowed,
+    default_memory_limit,
+    memory_available,
+    memory_of_cgroup,
+    too_many_workers,
+)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +70,87 @@ def cgroup(root: Path, files: dict[str, str]) -> Path:
 
 
 @pytest.mark.parametrize(
+    ("files", "own", "limit"),
+    [
+        ({"memory.max": "1073741824\n"}, "0::/\n", 1 << 30),
+        ({"memory.max": "max\n"}, "0::/\n", None),
+        ({"memory.max": ""}, "0::/\n", None),
+        ({"a/memory.max": "1073741824\n", "a/b/memory.max": "max\n"}, "0::/a/b\n", 1 << 30),
+        ({"memory/x/memory.limit_in_bytes": "1073741824\n"}, "4:memory:/x\n3:cpu:/y\n", 1 << 30),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712\n"}, "4:memory:/\n", None),
+    ],
+)
+def test_a_containers_limit_counts_where_there_is_one(monkeypatch, tmp_path, files, own, limit):
+    root = cgroup(tmp_path / "root", files)
+    (tmp_path / "own").write_text(own)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert default_memory_limit(root, tmp_path / "own") == max(64 << 20, min(physical, limit or physical) // 4)
+
+
+MEMINFO = "MemTotal:  1000 kB\nMemAvailable: 600 kB\nSwapTotal: 50 kB\nSwapFree: 20 kB\nHugePages_Total: 0\n"
+MACHINE = 1050 * 1024, 620 * 1024
+V1_STAT = "cache 9\ninactive_file 1\ntotal_cache 99\ntotal_inactive_file 1000\ntotal_active_file 200\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "expected"),
+    [
+        ({}, "0::/\n", MACHINE),
+        ({"memory.max": "max\n", "memory.current": "7\n"}, "0::/\n", MACHINE),
+        ({"memory.max": "5000\n"}, "0::/\n", MACHINE),  # nobody knows how much of it is used
+        (  # the narrowest limit, and the least that is left: not of the same
+            {
+                "a/memory.max": "50000\n",
+                "a/memory.current": "49000\n",
+                "a/memory.swap.max": "0\n",
+                "a/memory.swap.current": "0\n",
+                "a/b/memory.max": "9000\n",
+                "a/b/memory.current": "6000\n",
+                "a/b/memory.stat": "anon 5\nshmem 77\ninactive_file 300\nactive_file 20\nslab_reclaimable 1\n",
+                "a/b/memory.swap.max": "100\n",
+                "a/b/memory.swap.current": "60\n",
+            },
+            "0::/a/b\n",
+            (9040, 1000),
+        ),
+        (  # more used than allowed, as after the limit was lowered
+            {"memory.max": "100\n", "memory.current": "400\n", "memory.swap.max": "0", "memory.swap.current": "0"},
+            "0::/\n",
+            (100, 0),
+        ),
+        (
+            {
+                "memory/x/memory.limit_in_bytes": "9000\n",
+                "memory/x/memory.usage_in_bytes": "8000\n",
+                "memory/x/memory.stat": V1_STAT,
+                "memory/memory.limit_in_bytes": "9223372036854771712\n",
+                "memory/memory.usage_in_bytes": "999\n",
+            },
+            "4:memory:/x\n3:cpu:/y\n",
+            (9000 + 20 * 1024, 2200 + 20 * 1024),
+        ),
+    ],
+)
+def test_what_memory_there_is_and_what_of_it_can_be_had(tmp_path, files, own, expected):
+    root = cgroup(tmp_path / "root", files)
+    root.mkdir(exist_ok=True)
+    (tmp_path / "own").write_text(own)
+    (tmp_path / "meminfo").write_text(MEMINFO)
+    assert memory_available(root, tmp_path / "own", tmp_path / "meminfo") == expected
+
+
+def test_where_nothing_is_known_of_memory_there_is_any_amount(tmp_path):
+    missing = tmp_path / "missing"
+    assert memory_available(missing, missing, missing).available >= 1 << 50
+
+
+def test_this_machine_has_some_memory():
+    limit, available = memory_available()
+    assert 0 < available <= limit
+
+
+@pytest.mark.parametrize(
     ("files", "own", "allowed"),
     [
         ({}, "0::/\n", None),
@@ -82,9 +168,8 @@ def test_a_limit_of_memory_is_found(monkeypatch, tmp_path, files, own, allowed):
     (tmp_path / "own").write_text(own)
     assert memory_of_cgroup(root, tmp_path / "own") == allowed
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    monkeypatch.setattr(limits, "memory_of_cgroup", lambda: allowed)
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert default_memory_limit() == max(64 << 20, min(physical, allowed or physical) // 4)
+    assert default_memory_limit(root, tmp_path / "own") == max(64 << 20, min(physical, allowed or physical) // 4)
 
 
 @pytest.mark.parametrize(

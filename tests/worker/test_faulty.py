@@ -26,8 +26,18 @@ def losses(
 
 def fetched(dataset: Any, found: Losses) -> tuple[Any, list[int]]:
     """What is fetched of a dataset; and what was told of before."""
-    told: list[int] = []
-    return fetch_carefully(dataset, found, told.append, None), told
+    told = Told()
+    return fetch_carefully(dataset, found, told, None), told.positions
+
+
+class Told:
+    """A progress that remembers."""
+
+    def __init__(self) -> None:
+        self.positions: list[int] = []
+
+    def __setitem__(self, at: int, position: int) -> None:
+        self.positions.append(position)
 
 
 class Bad(Numbers):

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import default_convert
 
 from aloader import options
-from aloader.channel.messages import Batch, EpochOver, Failure, Granted, Need, Stop
+from aloader.channel.messages import Batch, EpochOver, Failure, Granted, Need, Stop, Ticket
 from aloader.channel.status import Doing
 from aloader.worker import inline
 from tests.loader.samples import Failing, Numbers, Stamped, check
@@ -226,3 +226,25 @@ def test_leases_that_end_are_used_again():
             del batch
             parent.link.flush()
         assert parent.mappings.nbytes < 12 * 4 * 30_000
+
+
+def test_a_ticket_that_is_alone_says_on_the_page_which_sample_it_is_at() -> None:
+    seen: list[Any] = []
+
+    class Looking(Numbers):
+        page: Any = None
+
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            raise AssertionError("one by one")
+
+        def __getitem__(self, index: int) -> int:
+            seen.append(self.page.read()[:4])
+            return index
+
+    data = Looking()
+    with bench_of(data) as (bench, parent):
+        data.page = bench.page
+        with in_a_thread(lambda: inline.serve(bench), parent):
+            parent.tell(Ticket(0, 1, 5, [3, 4], 1 << 20, alone=True))
+            assert parent.open(parent.next()).tolist() == [3, 4]
+    assert seen == [(Doing.FETCHING, 1, 5, 0), (Doing.FETCHING, 1, 5, 1)]
