@@ -6,6 +6,7 @@
 #                                  (ARGS=--cold: every interpreter that a test uses is started for real)
 #   make test-ecosystem            training with accelerate, transformers and Lightning, in one process and in two
 #   make test-ceph                 the tests of stores against a second S3 server, Ceph, where that is installed
+#   make chaos                     hundreds of loaders whose processes are killed, ten minutes   make chaos ARGS="--seed 137 -v"
 #   make lint                      ruff and mypy --strict
 #   make bench                     the transport benchmark   make bench ARGS="--quick --case tiny"
 #   make docs                      checks links and Python blocks of README.md and docs/
@@ -31,7 +32,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python3
 	$$python -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
 	&& { echo $$python; break; }; done)
 
-.PHONY: help demo test test-ecosystem test-ceph lint bench docs clean
+.PHONY: help demo test test-ecosystem test-ceph chaos lint bench docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -48,6 +49,9 @@ test-ecosystem: $(ECOSYSTEM)/installed
 
 test-ceph: $(STAMP)
 	@$(PY) -m pytest -q -m ceph tests/storage $(ARGS)
+
+chaos: $(STAMP)
+	@$(PY) -m tests.chaos --minutes 10 $(ARGS)
 
 lint: $(STAMP)
 	@$(PY) -m ruff check .

@@ -5,9 +5,10 @@ Assigning needs a ticket at the front of a queue, a slot that can take it, and m
 
 Why nothing is stuck for ever: with `in_order=True` take the lowest undelivered ticket. All that its slot holds or has
 queued is higher, so it has credit as soon as its worker is ready; when all that was delivered has been consumed, it may
-exceed the budget. With `in_order=False` whatever is under way will free memory on its own; if nothing is and nothing is
-unconsumed, the lowest waiting ticket may exceed the budget. (Not "the lowest that has not arrived": that one may have
-come back from a lost worker and find every other worker full of tickets that wait for memory.)
+exceed the budget. With `in_order=False` whatever a worker is at will free memory on its own; if every worker that holds
+something waits, and nothing is unconsumed, the lowest waiting ticket may exceed the budget. (Not "the lowest that has
+not arrived": that one may have come back from a lost worker and find every other worker full of tickets that wait for
+memory; and a worker that fetches one after the other does not begin it, though it has memory, behind one that waits.)
 """
 
 from __future__ import annotations
@@ -181,7 +182,9 @@ class Work:
         """Whether the lowest waiting ticket may exceed the budget, since memory would not free itself."""
         if self._delivery.unconsumed:
             return False
-        return ticket.seq == self._delivery.next if self._delivery.in_order else not self.under_way
+        if self._delivery.in_order:
+            return ticket.seq == self._delivery.next
+        return not self.under_way or not any(map(_works, self.slots))
 
     def awaited(self) -> Awaited | None:
         """The ticket that the user waits for and the slot that has it; without order, the lowest that is held."""
@@ -304,3 +307,8 @@ class Work:
         self.tickets.clear()
         self.memory.waiting.clear()
         self.under_way = 0
+
+
+def _works(slot: Slot) -> bool:
+    """Whether a slot's worker has something to do: one that waits for memory may do nothing else meanwhile."""
+    return bool(slot.held) and all(ticket.wants is None for ticket in slot.held.values())

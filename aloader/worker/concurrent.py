@@ -80,6 +80,8 @@ class _Server:
         how = {"threads": threads, "may_block": True, "wrap": wrap, **self._timed}
         self._each = Fetcher(dataset, start.auto_collation, start.concurrency, **how)
         self._fetcher: Fetcher | StreamFetcher = self._each
+        # What workers have died at is fetched one by one, in threads too: so that the next death tells which it was.
+        self._alone = Fetcher(dataset, start.auto_collation, 1, threads, may_block=True) if threads else None
         self._reading = -1  # the epoch whose share of an iterable dataset is being read
 
     async def run(self, begun: TurnsAsync | None) -> None:
@@ -188,7 +190,8 @@ class _Server:
             raise bench.broken
         bench.obey()
         clock = Clock(time.perf_counter())
-        doing = Doing.FETCHING if self._exact else Doing.FETCHING_SEVERAL
+        alone = self._alone if ticket.alone and begun is None else None
+        doing = Doing.FETCHING if self._exact or alone else Doing.FETCHING_SEVERAL
 
         def note(position: int) -> None:
             bench.page.write(doing, ticket.epoch, ticket.seq, position)
@@ -196,7 +199,7 @@ class _Server:
         seeding = bench.seeding(ticket) if begun is None else begun.seeding
         fetching = seeding.without_generators() if seeding is not None and bench.start.threads else seeding
         losses = bench.losses(ticket, fetching) if begun is None else begun.losses
-        samples = await fetcher.fetch(ticket.indices, note, fetching, clock.marked, losses)
+        samples = await (alone or fetcher).fetch(ticket.indices, note, fetching, clock.marked, losses)
         if losses is not None:
             samples = losses.settled(samples, clock.mark)
         clock.fetched = time.perf_counter()

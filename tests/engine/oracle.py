@@ -197,7 +197,8 @@ class Oracle:
             return False
         if self.config.in_order:
             return seq == self.next_out()
-        return all(fate.asked is not None for fate in self.those("held"))
+        waiting = {fate.slot for fate in self.those("held") if fate.asked is not None}
+        return all(fate.slot in waiting for fate in self.those("held"))
 
     # -- one event --------------------------------------------------------------------------------------------------
 

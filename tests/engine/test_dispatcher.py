@@ -298,6 +298,15 @@ def test_beyond_the_limit_only_the_next_ticket_goes_ahead() -> None:
     assert of(Grant, tell(dispatcher, Consumed(0))) == [Grant(1, 0, 1)]
 
 
+def test_without_order_a_ticket_goes_ahead_when_every_worker_waits_whatever_else_these_hold() -> None:
+    """A worker that fetches one ticket after the other does not begin the second while it waits for the first."""
+    dispatcher = make(2, memory_limit=100, in_order=False)
+    opened(dispatcher, 4, 0, 1)
+    assert tell(dispatcher, NeedMemory(0, 0, 0, 500)) == [], "the other worker works, and will free memory"
+    assert of(Grant, tell(dispatcher, NeedMemory(1, 0, 1, 500))) == [Grant(0, 0, 0)]
+    assert of(Grant, tell(dispatcher, arrived(0, 0, nbytes=500))) == []
+
+
 def test_nothing_goes_beyond_the_limit_while_something_delivered_is_not_consumed() -> None:
     dispatcher = make(1, memory_limit=100)
     opened(dispatcher, 4, 0)

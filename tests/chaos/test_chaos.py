@@ -1,0 +1,28 @@
+"""A few scenarios of the chaos suite, one of each sort that is quick. Hundreds: `make chaos`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from .run import Ground, run
+from .scenario import scenario
+
+pytestmark = pytest.mark.slow
+
+SEEDS = (4, 8, 13, 27, 33, 50)
+
+
+@pytest.fixture(scope="module")
+def ground() -> Iterator[Ground]:
+    ground = Ground()
+    yield ground
+    ground.close()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_scenario_is_survived(ground: Ground, seed: int) -> None:
+    outcome = run(scenario(seed), ground)
+    assert not outcome.complaints, f"again: make chaos ARGS='--seed {seed} -v'"
+    assert outcome.numbers["workers killed"] + outcome.numbers["workers stopped"]
