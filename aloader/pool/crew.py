@@ -236,14 +236,14 @@ class Crew:
         messages: deque[Message] = deque()
         try:
             messages = deque(worker.link.receive(everything=everything))
-            while messages:
+            while messages and not worker.link.closed:  # after its last batch it may be let go, whatever it says then
                 self._on_message(worker, messages.popleft())
         except OSError as error:  # no descriptor, no memory left for what it has sent: it is of no use any more
             worker.fault = error.with_traceback(None)  # its frames know the crew, which would never be dropped
             worker.link.ended = True
-            for message in messages:
-                if isinstance(message, NewSegment):
-                    os.close(message.fd)
+        for message in messages:
+            if isinstance(message, NewSegment):
+                os.close(message.fd)
         if worker.link.ended and not everything and not worker.link.closed:
             if self._watcher is not None:
                 self._links.unwatch(self._watcher, worker)
@@ -298,6 +298,8 @@ class Crew:
             self._let_go(worker)
             return
         self.read(worker, everything=True)  # the report may overtake its last words
+        if worker.ending:
+            return  # they were all that it had to say: another one has its place by now
         self.launcher.states[worker.slot] = worker.noted
         if self.workers.get(worker.slot) is worker:
             del self.workers[worker.slot]

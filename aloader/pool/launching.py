@@ -28,7 +28,7 @@ class Launcher:
         self._crew = crew
         self._loaded: Loaded | None = None
         self._flags = b""
-        self._calls: list[Call] = []  # that workers have to make which are started from now on
+        self._calls: list[Call] = []  # of all that have been broadcast
         self._spares: dict[int, Worker] = {}  # by slot
 
     def use(self, loaded: Loaded, flags: bytes) -> None:
@@ -45,9 +45,8 @@ class Launcher:
             self._loaded.users.discard(self._crew)
 
     def call(self, message: Call) -> None:
-        """Have workers that are started later make this call, if they begin with an older pickle of the dataset."""
-        if self._host.starter.carries:
-            self._calls.append(message)
+        """Have workers make this call that are told later who they are, if their dataset is an older one."""
+        self._calls.append(message)
 
     def prepare(self, slot: int) -> Worker | None:
         """Start a process for that slot, unless one waits already: it is told who it is when it is needed."""
@@ -77,7 +76,7 @@ class Launcher:
             who = who._replace(concurrency=max(1, who.concurrency // 2))
         whence = {"flags": self._flags, "resume": self.resumes.pop(slot, b""), "states": worker.states}
         worker.link.send(Start(slot=slot, generation=generation, **who._asdict(), **whence))  # type: ignore[arg-type]
-        for call in self._calls:
+        for call in self._calls[worker.calls :]:
             worker.link.send(call)
         return worker
 
@@ -91,5 +90,7 @@ class Launcher:
             theirs.close()
             raise
         worker = Worker(slot, 0, self._host.new_key(self._crew), Link(mine), page)
-        self._host.starter.start(self._loaded, worker.key, theirs, status)
+        starter = self._host.starter
+        worker.calls = 0 if starter.carries else len(self._calls)
+        starter.start(self._loaded, worker.key, theirs, status)
         return worker

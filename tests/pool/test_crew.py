@@ -1,0 +1,141 @@
+"""A crew hears what its workers say, also when they have gone meanwhile; and nobody speaks for another."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from aloader.channel import shared
+from aloader.channel.link import Link
+from aloader.channel.messages import Batch, Call, Message, NewSegment, Ready, Retire, Start
+from aloader.channel.roles import Who
+from aloader.pool.crew import Crew
+from aloader.pool.seats import Seats
+from aloader.pool.starter import Exit, Loaded
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+class Starting:
+    """A starter whose processes are the ends of their links, by key."""
+
+    def __init__(self, *, carries: bool = True) -> None:
+        self.carries = carries
+        self.ends: dict[int, Link] = {}
+        self.ended: list[int] = []
+
+    def start(self, loaded: Any, key: int, end: socket.socket, status: int) -> None:
+        os.close(status)
+        self.ends[key] = Link(end)
+
+    def end(self, key: int, grace: float) -> None:
+        self.ended.append(key)
+
+
+class House:
+    """A pool of one crew."""
+
+    def __init__(self, **starter: bool) -> None:
+        self.starter: Any = Starting(**starter)
+        self.seats = Seats(None)
+        self.crew = Crew(self, Who(0, 1, 0, 1, False, True, b""))
+        self.crew.use(Loaded(None))
+        self._keys = 0
+
+    def new_key(self, crew: Crew) -> int:
+        self._keys += 1
+        return self._keys
+
+    def insist(self, crew: Crew) -> None: ...
+
+    def read_reports(self) -> None: ...
+
+    def says(self, key: int, *messages: tuple[Message, int]) -> None:
+        for message, fd in messages:
+            self.starter.ends[key].send(message, fd)
+        assert self.starter.ends[key].flush()
+
+    def told(self, key: int) -> list[Message]:
+        return list(self.starter.ends[key].receive(everything=True))
+
+    def close(self) -> None:
+        self.crew.end()
+        for end in self.starter.ends.values():
+            end.close()
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    house = House()
+    yield house
+    house.close()
+
+
+class Replacing:
+    """Has whoever has answered a ticket replaced, as the dispatcher where that was the last one of its life."""
+
+    number = 1
+    idle = True
+
+    def __init__(self, crew: Crew) -> None:
+        self.crew = crew
+        self.heard: list[str] = []
+        crew.listener = self  # type: ignore[assignment]
+
+    def on_ready(self, worker: Any) -> None:
+        self.heard.append("ready")
+
+    def on_batch(self, worker: Any, *what: Any) -> None:
+        self.heard.append("batch")
+        self.crew.replace(worker.slot, worker.generation + 1)
+
+    def on_lost(self, worker: Any, exit: Exit) -> None:
+        self.heard.append("lost")
+
+
+LAST = Batch(0, 1, 0, b"", (), 0.0, 0.0)
+
+
+def test_who_is_found_dead_behind_its_last_batch_is_not_missed(house):
+    listener = Replacing(house.crew)
+    house.crew.launch(0, 0)
+    house.says(1, (Ready(17), -1), (LAST, -1))
+    house.crew.on_exit(Exit(1, 9, 0, 0))
+    assert listener.heard == ["ready", "batch"]
+    assert house.crew.workers[0].generation == 1
+    assert house.crew.alive == 1
+
+
+def test_what_somebody_says_behind_its_last_batch_is_nobodys_concern(house):
+    Replacing(house.crew)
+    house.crew.launch(0, 0)
+    memory = shared.create(4096, "test")
+    more = shared.create(4096, "test")
+    house.says(
+        1, (NewSegment(0, 4096), memory), (LAST, -1), (Retire(0), -1), (NewSegment(1, 4096), more), (Ready(18), -1)
+    )
+    house.crew.read(house.crew.latest[0], everything=True)
+    assert house.crew.workers[0].generation == 1
+    assert house.starter.ended == [1]
+
+
+@pytest.mark.parametrize(
+    ("carries", "missed"),
+    [(True, [b"first", b"second"]), (False, [b"second"])],
+    ids=["from an old pickle", "as the dataset was"],
+)
+def test_a_spare_makes_the_calls_that_its_dataset_has_missed(carries, missed):
+    house = House(carries=carries)
+    house.crew.launch(0, 0)
+    house.crew.broadcast(b"first")
+    house.crew.prepare(0)
+    house.crew.broadcast(b"second")
+    house.crew.replace(0, 1)
+    start, *calls = house.told(2)
+    assert isinstance(start, Start)
+    assert calls == [Call(0, call) for call in missed]
+    house.close()
