@@ -11,7 +11,6 @@ import itertools
 import logging
 import operator
 import os
-import pickle
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -100,7 +99,6 @@ class Runtime:
             surroundings = context.capture()
             carried = pool.pickle(job, surroundings)
             crew = pool.crew(who_of(loader, one.seed, surroundings))
-            crew.launcher.resumes = {slot: pickle.dumps(resume, 5) for slot, resume in enumerate(one.resumes)}
             self._crews.add(crew)
             if loader.persistent_workers:
                 self._crew = crew

@@ -21,6 +21,10 @@ class Mark(NamedTuple):
     ended: bool = False
     before: bool = False
 
+    def carried(self) -> Mark:
+        """What of it goes on in the pass after. (An iterator that was left in the midst of one is not asked there.)"""
+        return Mark(self.dataset, self.iterator if self.ended or self.before else None, before=True)
+
 
 class Resume(NamedTuple):
     """Where a worker goes on: what its dataset is told, and which tickets of its share the user has had.

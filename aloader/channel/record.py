@@ -52,7 +52,7 @@ class Share:
         mark = _unpacked(self._mark)
         before = _unpacked(self._carried) if mark is None else None
         if before is not None:
-            mark = Mark(before.dataset, before.iterator if before.ended or before.before else None, before=True)
+            mark = before.carried()
         return Resume(mark, self._marked, self.progress.low, tuple(sorted(self.progress.beyond)))
 
     def copy(self) -> Share:

@@ -87,7 +87,8 @@ class WorkerLost(NamedTuple):
     in it of the sample at work, where that is known. Not `certain`: it worked on all that it held at once.
 
     `incident`: processes that have ended by one and the same thing have its number (0: this one only). `oom`: the
-    kernel ended it for want of memory. `stuck`: the driver did, since it had been at one place for too long.
+    kernel ended it for want of memory. `stuck`: the driver did, since it had been at one place for too long. `final`:
+    no process can take its place.
     """
 
     slot: int
@@ -99,6 +100,7 @@ class WorkerLost(NamedTuple):
     incident: int = 0
     oom: bool = False
     stuck: bool = False
+    final: bool = False
 
 
 class Consumed(NamedTuple):

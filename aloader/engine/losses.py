@@ -40,7 +40,7 @@ class Losses:
         that the kernel ended for want of memory is one too many."""
         incident, answer = self._incident
         if not event.incident or event.incident != incident:
-            answer = self._charged < self._max and not (event.oom and self._oom)
+            answer = not event.final and self._charged < self._max and not (event.oom and self._oom)
             self._charged += answer
             if event.incident:
                 self._incident = event.incident, answer

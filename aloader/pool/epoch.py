@@ -118,6 +118,7 @@ class Epoch:
         for slot in range(self._crew.who.num_workers):
             worker = self._crew.workers.get(slot)
             if worker is None:
+                self._replacing.begins(slot)
                 self._crew.launch(slot, 0)
                 continue
             worker.generation = 0

@@ -56,13 +56,21 @@ class Replacing:
         if self._shares:
             self._losses[slot].add_note(_LOST_SHARE)
 
+    def begins(self, slot: int) -> None:
+        """A worker is to be started with the epoch. Raises nothing: of a dataset's errors in an earlier one, that one's
+        consumer was told."""
+        self._tell_where(slot)
+
     def restart(self, command: engine.Restart) -> engine.WorkerLost | None:
         """Start another process, and say why. Returns what has happened if none can be started."""
-        what = "Another process goes on with its batches: nothing is lost."
-        self._untold.append(errors.WorkerWarning(f"{self._losses[command.slot]}\n{what}"))
         if command.lean:
             self._crew.launcher.lean.add(command.slot)
-        return self._launch(command.slot, command.generation, self._crew.launch)
+        died = self._losses[command.slot]
+        lost = self._launch(command.slot, command.generation, self._crew.launch)
+        if lost is None:
+            what = "Another process goes on with its batches: nothing is lost."
+            self._untold.append(errors.WorkerWarning(f"{died}\n{what}"))
+        return lost
 
     def replace(self, command: engine.Replace) -> engine.WorkerLost | None:
         """Let a process go and start another one; the same."""
@@ -70,18 +78,32 @@ class Replacing:
         return self._launch(command.slot, command.generation, self._crew.replace)
 
     def _launch(self, slot: int, generation: int, launch: Callable[[int, int], None]) -> engine.WorkerLost | None:
-        if self._arrivals is not None:
-            resume = self._arrivals.shares[slot].resume()
-            self._crew.launcher.resumes[slot] = pickle.dumps(resume, 5)
-            if self._shares and (resume.reads_from, resume.beyond) != (resume.low, ()):
-                self._crew.launcher.states.pop(slot, None)  # they are those behind what it reads again
+        try:
+            self._tell_where(slot)
+        except Exception as error:  # the dataset's, when it was asked for its state
+            return self._not_replaced(slot, generation, "its dataset did not say where it was", error)
         try:
             launch(slot, generation)
         except OSError as error:  # no descriptors, no memory: as if it had died at once, so that nobody waits for it
-            lost = errors.WorkerLost(f"a DataLoader worker could not be replaced: {error}", worker=slot)
-            self._losses[slot] = lost
-            return engine.WorkerLost(slot, generation, None, lost)
+            return self._not_replaced(slot, generation, str(error), error)
         return None
+
+    def _tell_where(self, slot: int) -> None:
+        """Note for the next worker where it goes on. Raises what the dataset raised when it was asked."""
+        if self._arrivals is None:
+            return
+        resume = self._arrivals.shares[slot].resume()
+        self._crew.launcher.resumes[slot] = pickle.dumps(resume, 5)
+        if self._shares and (resume.reads_from, resume.beyond) != (resume.low, ()):
+            self._crew.launcher.states.pop(slot, None)  # they are those behind what it reads again
+
+    def _not_replaced(self, slot: int, generation: int, why: str, error: Exception) -> engine.WorkerLost:
+        died = f"\n{self._losses[slot]}" if slot in self._losses else ""
+        lost = errors.WorkerLost(f"a DataLoader worker could not be replaced: {why}{died}", worker=slot)
+        lost.__cause__ = error.with_traceback(None)
+        self._losses[slot] = lost
+        self.lost_share(slot)
+        return engine.WorkerLost(slot, generation, None, lost, final=True)
 
     def warn(self) -> None:
         """Tell the user, in a step of his."""

@@ -87,6 +87,8 @@ class Run:
             return
         if self.pool is not None and self.crew.who.sample_timeout:
             self.watch = Watch(self.crew, self.epoch, self.crew.who.sample_timeout)
+        if self.pool is not None:
+            self.pool.read_reports()  # who has gone while nobody iterated is not missed in this epoch
         self.crew.attach(watcher, self.epoch)
         self.epoch.staff()
         self.crew.flush()

@@ -185,6 +185,9 @@ class Bench:
                 self.tickets = deque(t for t in self.tickets if t.epoch > epoch)
                 if self._stream is not None and self._stream[0] <= epoch:
                     self._stream = None
+                if self._resume is not None:  # it was for this epoch, and nobody has read
+                    mark = self._resume.mark
+                    self._resume = None if mark is None else Resume(mark.carried())
                 self.arena.trim()
             case Call(_, call):
                 self._calls.add(call)
