@@ -199,7 +199,7 @@ def in_words(outcome: Outcome, quote: bool = True) -> str:
         processes = sum(what == "a process" for what in outcome.left)
         files = len(outcome.left) - processes
         named = [f"{processes} processes"] * (processes > 0) + [f"{files} files in /dev/shm"] * (files > 0)
-        parts.append(f"left: {', '.join(named)}")
+        parts.append(f"left when it is killed: {', '.join(named)}" if outcome.hangs else f"left: {', '.join(named)}")
     return "; ".join(parts)
 
 
