@@ -215,7 +215,7 @@ def bounds_of(loader: Settings, slots: int, first: int = 0, first_slot: int = 0)
         first_slot=first_slot,
         far_window=far,
         max_restarts=loader.max_worker_restarts if may_restart else 0,
-        lifetime=(loader.max_batches_per_worker or 0) if loader.num_workers > 0 else 0,
+        lifetime=(loader.max_batches_per_worker or 0) if workers_of(loader) else 0,
         tolerant=loader.on_error != "raise",
         interchangeable=shares,
     )

@@ -47,31 +47,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from aloader.engine import invariants, statistics
+from aloader.engine import events, invariants, statistics
 from aloader.engine.config import DispatcherConfig
 from aloader.engine.delivery import Delivery
 from aloader.engine.events import (
     BatchArrived,
-    CameToNothing,
-    Closed,
     Command,
-    Consumed,
     Deliver,
     Discard,
     Draw,
-    Drawn,
     Event,
-    Exhausted,
     Finish,
-    NeedMemory,
     Omit,
-    Opened,
     Raise,
-    RanDry,
     Restart,
-    TicketFailed,
-    WorkerLost,
-    WorkerReady,
 )
 from aloader.engine.losses import Losses
 from aloader.engine.slots import Slot
@@ -132,12 +121,12 @@ class Dispatcher:
 
     # -- drawing ----------------------------------------------------------------------------------------------------
 
-    def _on_opened(self, event: Opened, commands: list[Command]) -> None:
+    def _on_opened(self, event: events.Opened, commands: list[Command]) -> None:
         assert not self._opened, "an epoch opens once"
         self._opened = self._drawing = True
         self._draw(commands)
 
-    def _on_drawn(self, event: Drawn, commands: list[Command]) -> None:
+    def _on_drawn(self, event: events.Drawn, commands: list[Command]) -> None:
         assert self._window.pending > 0, "the sampler was advanced without being asked to"
         self._window.pending -= 1
         seq = self._drawn
@@ -151,7 +140,7 @@ class Dispatcher:
         else:
             self._give_up(seq, commands)
 
-    def _on_exhausted(self, event: Exhausted, commands: list[Command]) -> None:
+    def _on_exhausted(self, event: events.Exhausted, commands: list[Command]) -> None:
         self._drawing = False
         self._window.exhaust()
         self._finish_if_done(commands)
@@ -162,12 +151,12 @@ class Dispatcher:
 
     # -- what workers say -------------------------------------------------------------------------------------------
 
-    def _on_worker_ready(self, event: WorkerReady, commands: list[Command]) -> None:
+    def _on_worker_ready(self, event: events.WorkerReady, commands: list[Command]) -> None:
         slot = self._work.current(event.slot, event.generation)
         if slot is not None:
             self._work.ready(slot, event.served, commands)
 
-    def _on_need_memory(self, event: NeedMemory, commands: list[Command]) -> None:
+    def _on_need_memory(self, event: events.NeedMemory, commands: list[Command]) -> None:
         slot = self._work.current(event.slot, event.generation)
         ticket = slot.held.get(event.seq) if slot is not None else None
         if ticket is not None:
@@ -188,14 +177,14 @@ class Dispatcher:
         self._draw(commands)
         self._work.refill(self._work.slots[index], commands)
 
-    def _on_ticket_failed(self, event: TicketFailed, commands: list[Command]) -> None:
+    def _on_ticket_failed(self, event: events.TicketFailed, commands: list[Command]) -> None:
         ticket = self._work.let_go(event.slot, event.generation, event.seq)
         if ticket is not None:
             self._work.memory.reserve(ticket, 0)
             self._fail(event.seq, event.error, commands)
             self._work.refill(self._work.slots[event.slot], commands)
 
-    def _on_came_to_nothing(self, event: CameToNothing, commands: list[Command]) -> None:
+    def _on_came_to_nothing(self, event: events.CameToNothing, commands: list[Command]) -> None:
         ticket = self._work.let_go(event.slot, event.generation, event.seq)
         if ticket is not None:
             self._work.memory.reserve(ticket, 0)
@@ -207,7 +196,7 @@ class Dispatcher:
         self._failed += 1
         self._delivery.land(seq, Raise(seq, error), 0, commands)
 
-    def _on_ran_dry(self, event: RanDry, commands: list[Command]) -> None:
+    def _on_ran_dry(self, event: events.RanDry, commands: list[Command]) -> None:
         assert self._config.interchangeable, "only a share of an iterable dataset runs dry"
         slot = self._work.current(event.slot, event.generation)
         if slot is not None:
@@ -227,7 +216,7 @@ class Dispatcher:
 
     # -- lost workers -----------------------------------------------------------------------------------------------
 
-    def _on_worker_lost(self, event: WorkerLost, commands: list[Command]) -> None:
+    def _on_worker_lost(self, event: events.WorkerLost, commands: list[Command]) -> None:
         slot = self._work.current(event.slot, event.generation)
         if slot is None:
             return
@@ -253,7 +242,7 @@ class Dispatcher:
             self._give_up(seq, commands)
         self._work.refill(slot, commands)
 
-    def _restart(self, slot: Slot, event: WorkerLost, commands: list[Command]) -> None:
+    def _restart(self, slot: Slot, event: events.WorkerLost, commands: list[Command]) -> None:
         if event.oom:
             self._window.halve()
         slot.begin_anew()
@@ -295,7 +284,7 @@ class Dispatcher:
 
     # -- the consumer -----------------------------------------------------------------------------------------------
 
-    def _on_consumed(self, event: Consumed, commands: list[Command]) -> None:
+    def _on_consumed(self, event: events.Consumed, commands: list[Command]) -> None:
         self._work.memory.reserved -= self._delivery.consume(event.seq)
         self._window.outstanding -= 1
         self._draw(commands)
@@ -306,7 +295,7 @@ class Dispatcher:
             self._finished = True
             commands.append(Finish())
 
-    def _on_closed(self, event: Closed, commands: list[Command]) -> None:
+    def _on_closed(self, event: events.Closed, commands: list[Command]) -> None:
         self._closed = True
         self._drawing = False
         self._work.memory.reserved -= sum(entry[1] for entry in self._delivery.landed.values() if entry is not None)
@@ -317,7 +306,7 @@ class Dispatcher:
     def _after_close(self, event: Event, commands: list[Command]) -> None:
         if isinstance(event, BatchArrived):
             commands.append(Discard(event.batch))
-        elif isinstance(event, Consumed):
+        elif isinstance(event, events.Consumed):
             self._work.memory.reserved -= self._delivery.consume(event.seq)
 
     # -- inspection -------------------------------------------------------------------------------------------------
@@ -346,16 +335,16 @@ class Dispatcher:
 #: Which method takes which event. A table, not a `match`: the events come by the hundred thousand, and a chain of
 #: isinstance would cost as much as the rest.
 _HANDLERS: Final[dict[type[Event], Callable[[Dispatcher, Any, list[Command]], None]]] = {
-    Opened: Dispatcher._on_opened,
-    Drawn: Dispatcher._on_drawn,
-    Exhausted: Dispatcher._on_exhausted,
-    WorkerReady: Dispatcher._on_worker_ready,
-    NeedMemory: Dispatcher._on_need_memory,
+    events.Opened: Dispatcher._on_opened,
+    events.Drawn: Dispatcher._on_drawn,
+    events.Exhausted: Dispatcher._on_exhausted,
+    events.WorkerReady: Dispatcher._on_worker_ready,
+    events.NeedMemory: Dispatcher._on_need_memory,
     BatchArrived: Dispatcher._on_batch_arrived,
-    TicketFailed: Dispatcher._on_ticket_failed,
-    CameToNothing: Dispatcher._on_came_to_nothing,
-    RanDry: Dispatcher._on_ran_dry,
-    WorkerLost: Dispatcher._on_worker_lost,
-    Consumed: Dispatcher._on_consumed,
-    Closed: Dispatcher._on_closed,
+    events.TicketFailed: Dispatcher._on_ticket_failed,
+    events.CameToNothing: Dispatcher._on_came_to_nothing,
+    events.RanDry: Dispatcher._on_ran_dry,
+    events.WorkerLost: Dispatcher._on_worker_lost,
+    events.Consumed: Dispatcher._on_consumed,
+    events.Closed: Dispatcher._on_closed,
 }

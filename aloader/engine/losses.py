@@ -3,8 +3,9 @@
 A worker may die of anything: the kernel's want of memory, somebody's `kill`, a crash in a decoder. Only what it was
 working on can be to blame, and mostly is not. So a ticket at which two workers have died is given by itself, to a fresh
 worker that fetches its samples one by one; and a sample is guilty only if the worker dies of it then, at the very place
-where others have died before, or may have. (Blaming what a worker merely holds condemns a hundred innocents in three
-hundred kills; and blaming the ticket alone, still some.)
+where others have died before, or may have. That it was one of many at work when they died makes it a suspect and is no
+proof: one of the others must have died of this ticket alone. (Blaming what a worker merely holds condemns a hundred
+innocents in three hundred kills; and blaming the ticket alone, still some.)
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from aloader.engine.slots import Slot, Ticket
 
 #: Deaths after which a ticket is given alone.
 SUSPECT_AFTER: Final = 2
+
+#: In place of a position: the ticket was one of several at work.
+AMONG_OTHERS: Final = -1
 
 
 class Losses:
@@ -48,14 +52,15 @@ class Losses:
         """The ticket that is not to be tried again, if there is one; others are suspected, or do without a sample."""
         if not event.certain:
             for ticket in slot.held.values():
-                _note_death(ticket, None)
+                _note_death(ticket, AMONG_OTHERS)
             return None
         blamed = slot.held.get(event.running) if event.running is not None else None
         if blamed is None or not _is_guilty(blamed, event.place, stuck=event.stuck):
             return None
         # Its workers' deaths are explained, this one included, which will be charged next.
         self._charged = max(-1, self._charged - (2 if event.stuck else len(blamed.deaths)))
-        if not self._tolerant or event.place is None:
+        left_out = [place for place, _ in blamed.without]
+        if not self._tolerant or event.place is None or event.place in left_out:  # what is to fill its place kills, too
             return blamed
         blamed.without += ((event.place, event.error),)
         blamed.deaths, blamed.stuck_at, blamed.alone = (), None, False
@@ -68,8 +73,8 @@ def _is_guilty(ticket: Ticket, place: int | None, *, stuck: bool) -> bool:
     if stuck:
         guilty, ticket.stuck_at = place is not None and ticket.stuck_at == place, place
         return guilty
-    there = [before for before in ticket.deaths if before in (place, None)]
-    guilty = ticket.alone and len(there) >= SUSPECT_AFTER
+    there = [before for before in ticket.deaths if before in (place, None, AMONG_OTHERS)]
+    guilty = ticket.alone and len(there) >= SUSPECT_AFTER and set(there) != {AMONG_OTHERS}
     _note_death(ticket, place)
     return guilty
 

@@ -59,7 +59,7 @@ def _count_in(path: Path) -> int | None:
 def _of_cgroups(root: Path, own: Path) -> Iterator[Counter]:
     """Version 2 has one tree, version 1 one for each controller. A container sees its own cgroup at the root."""
     try:
-        lines = own.read_text().splitlines()
+        lines = [line for line in own.read_text().splitlines() if line.count(":") > 1]  # number:controllers:path
     except OSError:
         lines = []
     for line in lines:

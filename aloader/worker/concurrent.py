@@ -26,8 +26,8 @@ from aloader.worker.fetch import Fetcher, Note
 from aloader.worker.generators import Seeding
 from aloader.worker.inline import TurnsAsync
 from aloader.worker.kinds import parts
+from aloader.worker.reading import StreamFetcher
 from aloader.worker.stepwise import Stepwise
-from aloader.worker.stream import StreamFetcher
 from aloader.worker.tasks import place_of
 
 #: Threads that may be stuck in a sample for ever while others take their places. (One more is begun only where none is

@@ -23,10 +23,11 @@ from aloader.channel.record import Record
 from aloader.channel.tolerance import Place as Counted
 from aloader.channel.tolerance import Tolerance
 from aloader.errors import LoaderBusy, LoaderClosed
+from aloader.worker.awaitables import has_awaitables
 from aloader.worker.each import fetch_each
 from aloader.worker.emulation import Inside, Place, Slot, Team, stepped
 from aloader.worker.faulty import AllLost, Failed, Losses, Policy
-from aloader.worker.fetch import fetch_inline, has_awaitables
+from aloader.worker.fetch import fetch_inline
 from aloader.worker.generators import AWAITED, COLLATE, Seeding, driven
 from aloader.worker.in_turn import await_in_turn
 from aloader.worker.kinds import is_async, purpose_of_awaited, reads_async

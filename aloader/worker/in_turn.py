@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from aloader.worker.awaitables import close_all, has_awaitables
 from aloader.worker.faulty import Failed, Losses
-from aloader.worker.fetch import blamed, close_all, has_awaitables, seeded
+from aloader.worker.fetch import blamed, seeded
 from aloader.worker.generators import SAMPLE, TOGETHER_AWAITED, Seeding
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from aloader.channel.messages import Ticket
 from aloader.channel.status import Doing
+from aloader.worker.awaitables import has_awaitables
 from aloader.worker.bench import Bench, Clock
 from aloader.worker.faulty import Losses
-from aloader.worker.fetch import has_awaitables
 from aloader.worker.generators import Seeding
 
 

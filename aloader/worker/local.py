@@ -38,10 +38,11 @@ from aloader.worker.faulty import AllLost, Failed, Policy
 from aloader.worker.fetch import Fetcher
 from aloader.worker.generators import COLLATE, Seeding
 from aloader.worker.marks import Marker, tell
+from aloader.worker.reading import StreamFetcher
 from aloader.worker.sharding import loader_ranks
 from aloader.worker.standin import LocalWorker, Made
 from aloader.worker.states import Generators
-from aloader.worker.stream import Dry, Stream, StreamFetcher
+from aloader.worker.stream import Dry, Stream
 from aloader.worker.tasks import calls, place_of, suspended
 
 

@@ -16,9 +16,10 @@ from aloader.channel.messages import LeftOut, Ticket
 from aloader.channel.record import Record
 from aloader.channel.tolerance import Place, Tolerance
 from aloader.ranks import Ranks
+from aloader.worker.awaitables import close_all, has_awaitables
 from aloader.worker.dataclass_collation import collating
 from aloader.worker.faulty import AllLost, Failed, Policy
-from aloader.worker.fetch import close_all, fetch_inline, has_awaitables
+from aloader.worker.fetch import fetch_inline
 from aloader.worker.generators import COLLATE, Seeding, kept, unseeded
 from aloader.worker.local import presentable
 from aloader.worker.marks import Marker, tell

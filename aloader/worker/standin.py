@@ -44,7 +44,7 @@ class LocalWorker:
     def __init__(self, crew: Employer) -> None:
         self.pid = os.getpid()
         self.link = self.page = self  # one object plays all three: nothing is sent and nothing is mapped
-        self.served = 0
+        self.served = 0  # as a worker's
         self._crew = crew
         self._status = Status(Doing.IDLE, -1, -1, -1, 0.0)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from aloader.worker.fetch import close_all, has_awaitables
+from aloader.worker.awaitables import close_all, has_awaitables
 from aloader.worker.kinds import is_async, parts
 
 

@@ -62,7 +62,7 @@ class Fate:
     excess: int = 0  # bytes by which its batch was larger than reserved
     ahead: bool = False  # it was allowed to exceed the limit
     outcome: Deliver | Raise | Omit | None = None
-    deaths: list[int | None] = field(default_factory=list)  # where workers died at it
+    deaths: list[int | str | None] = field(default_factory=list)  # where workers died at it, or "somewhere"
     stuck_at: int | None = None
     without: tuple[tuple[int, object], ...] = ()
 
@@ -355,10 +355,10 @@ class Oracle:
         guilty = event.certain and blamed is not None and self._is_guilty(blamed, event)
         if not event.certain:
             for fate in held:
-                fate.deaths.append(None)
+                fate.deaths.append("somewhere")
         if guilty and blamed is not None:
             self.charged = max(-1, self.charged - (2 if event.stuck else len(blamed.deaths)))
-            if self.config.tolerant and event.place is not None:
+            if self.config.tolerant and event.place not in (None, *dict(blamed.without)):
                 blamed.without += ((event.place, event.error),)
                 blamed.deaths, blamed.stuck_at, guilty = [], None, False
         again = self._may_restart(event)
@@ -381,8 +381,8 @@ class Oracle:
         if event.stuck:
             before, fate.stuck_at = fate.stuck_at, event.place
             return before is not None and before == event.place
-        there = [place for place in fate.deaths if place is None or place == event.place]
-        guilty = fate.alone and len(there) > 1
+        known = [place for place in fate.deaths if place is None or place == event.place]
+        guilty = fate.alone and len(known) > 0 and len(known) + fate.deaths.count("somewhere") > 1
         fate.deaths.append(event.place)
         return guilty
 

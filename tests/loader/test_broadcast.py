@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset, get_worker_info
 
-from aloader import DataLoader, WorkerLost
+from aloader import DataLoader, WorkerLost, WorkerWarning
 
 from .programs import Program
 from .samples import Numbers
@@ -115,13 +115,13 @@ def test_a_replacement_makes_the_calls_that_the_lost_one_had_made():
         batches = iter(loader)
         assert [next(batches) for _ in range(3)] == [0, 0, 0]
         loader.broadcast("add", 7)
-        with pytest.raises(WorkerLost):
+        with pytest.warns(WorkerWarning), pytest.raises(WorkerLost):
             next(batches)
         assert list(batches) == [7] * 5
         loader.broadcast("add", 7)
         batches = iter(loader)
         assert [next(batches) for _ in range(3)] == [14] * 3
-        with pytest.raises(WorkerLost):
+        with pytest.warns(WorkerWarning), pytest.raises(WorkerLost):
             next(batches)
         assert list(batches) == [14] * 5
 

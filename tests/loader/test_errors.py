@@ -10,6 +10,7 @@ import pytest
 from aloader import DataLoader, SampleError, WorkerLost
 from aloader.errors import WorkerTraceback
 
+from .dying import restarts
 from .samples import AsyncNumbers, Failing, Numbers, Stuck, TwoArguments, Unpicklable, as_list
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -77,7 +78,7 @@ def test_attributes_of_the_original_survive():
     ],
 )
 def test_a_worker_that_dies(how, number, code, text, workers):
-    with DataLoader(Failing(how), batch_size=2, num_workers=workers, collate_fn=as_list) as loader:
+    with DataLoader(Failing(how), batch_size=2, num_workers=workers, collate_fn=as_list) as loader, restarts() as told:
         got = run(loader)
     error = got[2]
     assert isinstance(error, WorkerLost)
@@ -86,12 +87,15 @@ def test_a_worker_that_dies(how, number, code, text, workers):
     assert "sample 5" in str(error)
     assert (error.signal, error.exit_code, error.sample) == (number, code, 5)
     assert error.pid > 0
+    assert len(told) == 3, "it has been tried three times, and nobody else dies of it"
+    assert all(text in line for line in told)
     assert got[:2] + got[3:] == [[0, 1], [2, 3], [6, 7], [8, 9], [10, 11]], "others were lost with it"
 
 
 def test_workers_that_die_again_and_again_end_in_an_error_each():
-    with DataLoader(AllDie(20), batch_size=2, num_workers=2) as loader:
+    with DataLoader(AllDie(20), batch_size=2, num_workers=2) as loader, restarts() as told:
         got = run(loader)
+    assert len(told) >= 3
     assert len(got) <= 10
     assert all(isinstance(error, WorkerLost) for error in got)
     assert len(got) >= 3

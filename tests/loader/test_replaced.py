@@ -1,40 +1,39 @@
-"""Without `seed=`, who replaces a lost worker goes on drawing where that one was after its last ticket."""
+"""Who replaces a lost worker makes what that one would have made: the same random numbers, with and without `seed=`."""
 
 from __future__ import annotations
 
-import os
-import signal
-from pathlib import Path
+import random
 from typing import Any
 
 import pytest
 import torch
 
-from aloader import DataLoader, WorkerLost
+from aloader import DataLoader, WorkerPool
 
 from .draws import drawn
-from .samples import Numbers, as_list
+from .dying import Fate, Mortal, restarts
+from .samples import as_list
 
-pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.usefixtures("nothing_left"),
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
 
 N = 24
 
 
-class Dying(Numbers):
-    """A sample is what was drawn for it. Those in `fatal` kill their worker, once each."""
+class Drawing(Mortal):
+    """A sample is what was drawn for it; its worker may die before, or in the midst of that. Some draw nothing."""
 
-    def __init__(self, folder: Path, fatal: tuple[int, ...] = (), draws: bool = True) -> None:
-        super().__init__(N)
-        self.folder = folder
-        self.fatal = fatal
+    def __init__(self, fate: Fate, n: int = N, draws: bool = True) -> None:
+        super().__init__(fate, n)
         self.draws = draws
 
-    def __getitem__(self, index: int) -> Any:  # type: ignore[override]
+    def __getitem__(self, index: int) -> Any:
         numbers = drawn() if self.draws or index % 3 == 0 else []
-        if index in self.fatal and not (self.folder / str(index)).exists():
-            (self.folder / str(index)).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return numbers
+        self.fate.meet(index)
+        return index, numbers + drawn() if self.draws else numbers
 
 
 def begun(number: int) -> None:
@@ -42,22 +41,14 @@ def begun(number: int) -> None:
     drawn()
 
 
-def of_workers(dataset: Dying, workers: int, **more: Any) -> tuple[list[list[Any]], int]:
-    """What each worker has drawn for the batches that came, in their order; and how many were lost."""
+def of_all(dataset: Drawing, workers: int, **more: Any) -> list[Any]:
+    """The batches; whoever has died is told of."""
     torch.manual_seed(3)
-    found: list[list[Any]] = [[] for _ in range(workers)]
-    lost = 0
-    with DataLoader(dataset, 2, num_workers=workers, collate_fn=as_list, worker_init_fn=begun, **more) as loader:
-        batches = iter(loader.with_info())
-        while True:
-            try:
-                batch, info = next(batches)
-            except StopIteration:
-                return found, lost
-            except WorkerLost:
-                lost += 1
-            else:
-                found[info.worker] += batch
+    arguments = {"num_workers": workers, "collate_fn": as_list, "worker_init_fn": begun, "max_worker_restarts": 30}
+    with DataLoader(dataset, 2, **arguments, **more) as loader, restarts() as told:
+        batches = list(loader)
+    assert len(told) == dataset.fate.deaths
+    return batches
 
 
 @pytest.mark.parametrize(
@@ -66,26 +57,24 @@ def of_workers(dataset: Dying, workers: int, **more: Any) -> tuple[list[list[Any
     ids=["first", "idle", "three"],
 )
 def test_a_replacement_goes_on_where_the_lost_worker_was(tmp_path, fatal, draws):
-    [whole], _ = of_workers(Dying(tmp_path, draws=draws), 1)
-    [numbers], lost = of_workers(Dying(tmp_path, fatal, draws), 1)
-    tickets = {index // 2 for index in fatal}
-    assert lost == len(tickets)
-    assert len(numbers) == N - 2 * lost
-    drawn_in_turn, expected = ([one for one in some if one] for some in (numbers, whole))
-    assert drawn_in_turn == expected[: len(drawn_in_turn)]
+    with WorkerPool(1) as pool:
+        whole = of_all(Drawing(Fate(tmp_path / "whole"), N, draws), 1, pool=pool)
+        assert of_all(Drawing(Fate(tmp_path / "dead", fatal), N, draws), 1, pool=pool) == whole
 
 
-def test_the_other_worker_does_not_notice(tmp_path):
-    whole, _ = of_workers(Dying(tmp_path), 2)
-    numbers, lost = of_workers(Dying(tmp_path, (9,)), 2)
-    assert lost == 1
-    assert numbers[1] == whole[1]
-    assert numbers[0] == whole[0][: len(numbers[0])]
-    assert len(numbers[0]) == N // 2 - 2
+@pytest.mark.parametrize("seed", [None, 7], ids=["as torch", "seed"])
+def test_after_many_deaths_every_number_is_what_it_would_have_been(tmp_path, seed):
+    """Ten deaths: some twice at one batch, which is suspected then, and goes to a worker of its own."""
+    fatal = [*random.Random(5).sample(range(40), 8), 40, 41]
+    with WorkerPool(2) as pool:
+        arguments: dict[str, Any] = {"seed": seed, "shuffle": True, "pool": pool}
+        whole = of_all(Drawing(Fate(tmp_path / "whole"), 48), 2, **arguments)
+        dying = Drawing(Fate(tmp_path / "dead", fatal), 48)
+        assert of_all(dying, 2, **arguments) == whole
+        assert dying.fate.deaths == 10
 
 
 def test_also_where_workers_are_forked_as_torchs(tmp_path):
-    [whole], _ = of_workers(Dying(tmp_path), 1, multiprocessing_context="fork")
-    [numbers], lost = of_workers(Dying(tmp_path, (9,)), 1, multiprocessing_context="fork")
-    assert lost == 1
-    assert numbers == whole[: N - 2]
+    arguments: dict[str, Any] = {"multiprocessing_context": "fork"}
+    whole = of_all(Drawing(Fate(tmp_path / "whole")), 1, **arguments)
+    assert of_all(Drawing(Fate(tmp_path / "dead", (9, 20))), 1, **arguments) == whole

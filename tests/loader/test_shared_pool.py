@@ -13,6 +13,7 @@ import pytest
 
 from aloader import DataLoader, LoaderClosed, WorkerLost, WorkerPool
 
+from .dying import restarts
 from .samples import AsyncNumbers, Numbers
 from .streams import Counting
 
@@ -156,8 +157,9 @@ def test_a_lost_worker_is_its_loaders_loss_alone():
         healthy = DataLoader(Numbers(60), batch_size=2, pool=pool, num_workers=1)
         iterator = iter(healthy)
         assert int(next(iterator)[0]) == 0
-        with pytest.raises(WorkerLost):
+        with restarts() as told, pytest.raises(WorkerLost):
             list(deadly)
+        assert len(told) == 3
         assert [int(batch[0]) for batch in iterator] == list(range(2, 60, 2))
 
 
