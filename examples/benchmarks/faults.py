@@ -13,7 +13,7 @@ nothing (Grain). *Left* are processes and files in /dev/shm two seconds after th
 
 Rivals that are not installed have a line that says so: `pip install torchdata grain spdl`.
 
-**Result.** torch and torchdata raise at once and lose two batches when a worker is killed or crashes; Grain raises after
+**Result.** torch and torchdata raise and lose two batches when a worker is killed or crashes; Grain raises after
 seconds, and what its other workers had is lost too; SPDL ends the epoch without an error, most of it lost, and leaves
 corrupt samples out without a word. Grain and SPDL hang at a stuck sample. aloader loses nothing when a worker is
 killed, and nothing but the bad sample's batch otherwise, which has the sample's number in its error; with
