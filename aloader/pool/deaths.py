@@ -17,8 +17,8 @@ from aloader.pool.workers import Worker
 if TYPE_CHECKING:
     from aloader.pool.crew import Crew
 
-#: What is said of the end of a worker's stack and of its output.
-_LAST_LINES: Final = 12
+#: Lines that are given of a worker's stack, which begins with the innermost call, and of the end of its output.
+_LINES: Final = 12
 
 
 class Mourner(Protocol):
@@ -118,13 +118,13 @@ def _while(status: Status, sample: Any) -> str:
 
 def last_words(worker: Worker) -> str:
     """Where it crashed, as `faulthandler` has written it, and what it last wrote to its standard error."""
-    crash = _lines(worker.page.crash)
-    said = _lines(worker.page.said)
+    crash = _indented(worker.page.crash.strip().splitlines()[:_LINES])
+    said = _indented(worker.page.said.strip().splitlines()[-_LINES:])
     return (f"\nIt crashed here:\n{crash}" if crash else "") + (f"\nIts last lines of stderr:\n{said}" if said else "")
 
 
-def _lines(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.strip().splitlines()[-_LAST_LINES:])
+def _indented(lines: list[str]) -> str:
+    return "\n".join(f"  {line}" for line in lines)
 
 
 def standing(worker: Any, epoch: Mourner) -> str:

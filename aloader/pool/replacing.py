@@ -58,24 +58,28 @@ class Replacing:
 
     def restart(self, command: engine.Restart) -> engine.WorkerLost | None:
         """Start another process, and say why. Returns what has happened if none can be started."""
-        what = "Another process goes on with its batches: nothing is lost."
-        self._untold.append(errors.WorkerWarning(f"{self._losses[command.slot]}\n{what}"))
         if command.lean:
             self._crew.launcher.lean.add(command.slot)
-        return self._launch(command.slot, command.generation, self._crew.launch)
+        failed = self._launch(command.slot, command.generation, self._crew.launch)
+        if failed is None:
+            what = "Another process goes on with its batches: nothing is lost."
+            self._untold.append(errors.WorkerWarning(f"{self._losses.pop(command.slot)}\n{what}"))
+        return failed
 
     def replace(self, command: engine.Replace) -> engine.WorkerLost | None:
         """Let a process go and start another one; the same."""
         return self._launch(command.slot, command.generation, self._crew.replace)
 
     def _launch(self, slot: int, generation: int, launch: Callable[[int, int], None]) -> engine.WorkerLost | None:
-        if self._arrivals is not None:
-            self._crew.launcher.resumes[slot] = pickle.dumps(self._arrivals.shares[slot].resume(), 5)
+        """If it fails (no descriptors, no memory; a dataset that could not say where it was), it is as if the process
+        had died at once, so that nobody waits for it."""
         try:
+            if self._arrivals is not None:
+                self._crew.launcher.resumes[slot] = pickle.dumps(self._arrivals.shares[slot].resume(), 5)
             launch(slot, generation)
-        except OSError as error:  # no descriptors, no memory: as if it had died at once, so that nobody waits for it
-            lost = errors.WorkerLost(f"a DataLoader worker could not be replaced: {error}", worker=slot)
-            self._losses[slot] = lost
+        except Exception as error:
+            before = self._losses.setdefault(slot, errors.WorkerLost("a DataLoader worker was to be replaced"))
+            lost = errors.WorkerLost(f"{before}\nIt could not be replaced: {error}", worker=slot)
             return engine.WorkerLost(slot, generation, None, lost)
         return None
 
