@@ -58,11 +58,14 @@ class Replacing:
 
     def restart(self, command: engine.Restart) -> engine.WorkerLost | None:
         """Start another process, and say why. Returns what has happened if none can be started."""
-        what = "Another process goes on with its batches: nothing is lost."
-        self._untold.append(errors.WorkerWarning(f"{self._losses[command.slot]}\n{what}"))
         if command.lean:
             self._crew.launcher.lean.add(command.slot)
-        return self._launch(command.slot, command.generation, self._crew.launch)
+        failed = self._launch(command.slot, command.generation, self._crew.launch)
+        if failed is None:
+            self._crew.prepare(1)  # who has lost one may lose another, which then has not to be waited for
+            what = "Another process goes on with its batches: nothing is lost."
+            self._untold.append(errors.WorkerWarning(f"{self._losses.pop(command.slot)}\n{what}"))
+        return failed
 
     def replace(self, command: engine.Replace) -> engine.WorkerLost | None:
         """Let a process go and start another one; the same."""
@@ -70,16 +73,18 @@ class Replacing:
         return self._launch(command.slot, command.generation, self._crew.replace)
 
     def _launch(self, slot: int, generation: int, launch: Callable[[int, int], None]) -> engine.WorkerLost | None:
-        if self._arrivals is not None:
-            resume = self._arrivals.shares[slot].resume()
-            self._crew.launcher.resumes[slot] = pickle.dumps(resume, 5)
-            if self._shares and (resume.reads_from, resume.beyond) != (resume.low, ()):
-                self._crew.launcher.states.pop(slot, None)  # they are those behind what it reads again
+        """If it fails (no descriptors, no memory; a dataset that could not say where it was), it is as if the process
+        had died at once, so that nobody waits for it."""
         try:
+            if self._arrivals is not None:
+                resume = self._arrivals.shares[slot].resume()
+                self._crew.launcher.resumes[slot] = pickle.dumps(resume, 5)
+                if self._shares and (resume.reads_from, resume.beyond) != (resume.low, ()):
+                    self._crew.launcher.states.pop(slot, None)  # they are those behind what it reads again
             launch(slot, generation)
-        except OSError as error:  # no descriptors, no memory: as if it had died at once, so that nobody waits for it
-            lost = errors.WorkerLost(f"a DataLoader worker could not be replaced: {error}", worker=slot)
-            self._losses[slot] = lost
+        except Exception as error:
+            before = self._losses.setdefault(slot, errors.WorkerLost("a DataLoader worker was to be replaced"))
+            lost = errors.WorkerLost(f"{before}\nIt could not be replaced: {error}", worker=slot)
             return engine.WorkerLost(slot, generation, None, lost)
         return None
 
