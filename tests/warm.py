@@ -13,7 +13,8 @@ process, and under `pytest --cold`. A loader in a program that a test starts has
 
     here ──socket──▶ keeper ──fork──▶ (one that goes at once) ──fork──▶ the process
 
-Its parent has gone, so it is given to the next subreaper: that is us, as long as it takes.
+Its parent has gone, so it is given to the next subreaper: that is us, as long as it takes. Whatever else loses its
+parent in these milliseconds comes to us too, and is a zombie here: tests that kill templates are `cold`.
 This file is also what the keeper runs: only the standard library is imported here.
 """
 

@@ -98,11 +98,12 @@ class Crew:
             self._watch_starter()
         self.flush()
 
-    def prepare(self, slot: int) -> None:
-        """Start a process that will be wanted there soon. (On a shared pool it would take somebody's seat.)"""
-        if self._host.seats.count is None:
+    def prepare(self, most: int) -> None:
+        """Have a process ready that will be wanted soon, unless so many are. (On a shared pool it would take somebody's
+        seat; and where workers are not forked from a template, as long as it takes to start one.)"""
+        if self._host.seats.count is None and self._host.starter.carries:
             with contextlib.suppress(OSError):  # then it is started when it is wanted
-                worker = self.launcher.prepare(slot)
+                worker = self.launcher.prepare(most)
                 if worker is not None:
                     self._by_key[worker.key] = worker
                     self._watch_starter()

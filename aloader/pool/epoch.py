@@ -102,7 +102,7 @@ class Epoch:
             Raise: self._ready.append,
             Discard: lambda command: None,  # dropping it ends its leases
             Restart: self._restart,
-            Prepare: lambda command: crew.prepare(command.slot),
+            Prepare: lambda command: crew.prepare(crew.who.num_workers),
             Replace: self._replace,
             Finish: self._finish,
         }

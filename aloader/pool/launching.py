@@ -28,8 +28,8 @@ class Launcher:
         self._crew = crew
         self._loaded: Loaded | None = None
         self._flags = b""
-        self._calls: list[Call] = []  # of all that have been broadcast
-        self._spares: dict[int, Worker] = {}  # by slot
+        self._calls: list[Call] = []  # that workers have to make which are started from now on
+        self._spares: list[Worker] = []
 
     def use(self, loaded: Loaded, flags: bytes) -> None:
         """Start workers with this job: also those that replace others, when the pool has long loaded another.
@@ -45,42 +45,44 @@ class Launcher:
             self._loaded.users.discard(self._crew)
 
     def call(self, message: Call) -> None:
-        """Have workers make this call that are told later who they are, if their dataset is an older one."""
-        self._calls.append(message)
+        """Have workers that are started later make this call, if they begin with an older pickle of the dataset."""
+        if self._host.starter.carries:
+            self._calls.append(message)
 
-    def prepare(self, slot: int) -> Worker | None:
-        """Start a process for that slot, unless one waits already: it is told who it is when it is needed."""
-        if slot in self._spares:
+    def prepare(self, most: int) -> Worker | None:
+        """Start a spare, unless so many wait already."""
+        if len(self._spares) >= most:
             return None
-        self._spares[slot] = worker = self._spawn(slot)
+        worker = self._spawn()
+        self._spares.append(worker)
         return worker
 
     def forget(self, worker: Worker) -> bool:
         """A process has gone. Whether it was a spare."""
-        if self._spares.get(worker.slot) is not worker:
+        if worker not in self._spares:
             return False
-        del self._spares[worker.slot]
+        self._spares.remove(worker)
         return True
 
     def take_spares(self) -> list[Worker]:
         """Those that nobody will need."""
-        spares, self._spares = list(self._spares.values()), {}
+        spares, self._spares = self._spares, []
         return spares
 
     def launch(self, slot: int, generation: int) -> Worker:
         """A worker, which says by itself that it is ready."""
-        worker = self._spares.pop(slot, None) or self._spawn(slot)
-        worker.generation = generation
+        worker = self._spares.pop(0) if self._spares else self._spawn()
+        worker.slot, worker.generation = slot, generation
         worker.states, who = self.states.pop(slot, b""), self._who
         if slot in self.lean:
             who = who._replace(concurrency=max(1, who.concurrency // 2))
         whence = {"flags": self._flags, "resume": self.resumes.pop(slot, b""), "states": worker.states}
         worker.link.send(Start(slot=slot, generation=generation, **who._asdict(), **whence))  # type: ignore[arg-type]
-        for call in self._calls[worker.calls :]:
+        for call in self._calls:
             worker.link.send(call)
         return worker
 
-    def _spawn(self, slot: int) -> Worker:
+    def _spawn(self) -> Worker:
         assert self._loaded is not None, "there is a job"
         mine, theirs = pair()
         try:
@@ -89,8 +91,6 @@ class Launcher:
             mine.close()
             theirs.close()
             raise
-        worker = Worker(slot, 0, self._host.new_key(self._crew), Link(mine), page)
-        starter = self._host.starter
-        worker.calls = 0 if starter.carries else len(self._calls)
-        starter.start(self._loaded, worker.key, theirs, status)
+        worker = Worker(-1, 0, self._host.new_key(self._crew), Link(mine), page)
+        self._host.starter.start(self._loaded, worker.key, theirs, status)
         return worker

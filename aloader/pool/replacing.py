@@ -57,39 +57,7 @@ class Replacing:
             self._losses[slot].add_note(_LOST_SHARE)
 
     def begins(self, slot: int) -> None:
-        """A worker is to be started with the epoch. Raises nothing: of a dataset's errors in an earlier one, that one's
-        consumer was told."""
-        self._tell_where(slot)
-
-    def restart(self, command: engine.Restart) -> engine.WorkerLost | None:
-        """Start another process, and say why. Returns what has happened if none can be started."""
-        if command.lean:
-            self._crew.launcher.lean.add(command.slot)
-        died = self._losses[command.slot]
-        lost = self._launch(command.slot, command.generation, self._crew.launch)
-        if lost is None:
-            what = "Another process goes on with its batches: nothing is lost."
-            self._untold.append(errors.WorkerWarning(f"{died}\n{what}"))
-        return lost
-
-    def replace(self, command: engine.Replace) -> engine.WorkerLost | None:
-        """Let a process go and start another one; the same."""
-        self._crew.launcher.states[command.slot] = self._crew.workers[command.slot].noted
-        return self._launch(command.slot, command.generation, self._crew.replace)
-
-    def _launch(self, slot: int, generation: int, launch: Callable[[int, int], None]) -> engine.WorkerLost | None:
-        try:
-            self._tell_where(slot)
-        except Exception as error:  # the dataset's, when it was asked for its state
-            return self._not_replaced(slot, generation, "its dataset did not say where it was", error)
-        try:
-            launch(slot, generation)
-        except OSError as error:  # no descriptors, no memory: as if it had died at once, so that nobody waits for it
-            return self._not_replaced(slot, generation, str(error), error)
-        return None
-
-    def _tell_where(self, slot: int) -> None:
-        """Note for the next worker where it goes on. Raises what the dataset raised when it was asked."""
+        """A worker is to be started there: note where it goes on. Raises what its dataset raised when it was asked."""
         if self._arrivals is None:
             return
         resume = self._arrivals.shares[slot].resume()
@@ -97,13 +65,35 @@ class Replacing:
         if self._shares and (resume.reads_from, resume.beyond) != (resume.low, ()):
             self._crew.launcher.states.pop(slot, None)  # they are those behind what it reads again
 
-    def _not_replaced(self, slot: int, generation: int, why: str, error: Exception) -> engine.WorkerLost:
-        died = f"\n{self._losses[slot]}" if slot in self._losses else ""
-        lost = errors.WorkerLost(f"a DataLoader worker could not be replaced: {why}{died}", worker=slot)
-        lost.__cause__ = error.with_traceback(None)
-        self._losses[slot] = lost
-        self.lost_share(slot)
-        return engine.WorkerLost(slot, generation, None, lost, final=True)
+    def restart(self, command: engine.Restart) -> engine.WorkerLost | None:
+        """Start another process, and say why. Returns what has happened if none can be started."""
+        if command.lean:
+            self._crew.launcher.lean.add(command.slot)
+        failed = self._launch(command.slot, command.generation, self._crew.launch)
+        if failed is None:
+            self._crew.prepare(1)  # who has lost one may lose another, which then has not to be waited for
+            what = "Another process goes on with its batches: nothing is lost."
+            self._untold.append(errors.WorkerWarning(f"{self._losses.pop(command.slot)}\n{what}"))
+        return failed
+
+    def replace(self, command: engine.Replace) -> engine.WorkerLost | None:
+        """Let a process go and start another one; the same."""
+        self._crew.launcher.states[command.slot] = self._crew.workers[command.slot].noted
+        return self._launch(command.slot, command.generation, self._crew.replace)
+
+    def _launch(self, slot: int, generation: int, launch: Callable[[int, int], None]) -> engine.WorkerLost | None:
+        """If it fails (no descriptors, no memory; a dataset that could not say where it was), it is as if the process
+        had died at once, so that nobody waits for it. It would fail again: nobody takes its place."""
+        try:
+            self.begins(slot)
+            launch(slot, generation)
+        except Exception as error:
+            before = self._losses.get(slot, "a DataLoader worker was to be replaced")
+            lost = errors.WorkerLost(f"{before}\nIt could not be replaced: {error}", worker=slot)
+            self._losses[slot] = lost
+            self.lost_share(slot)
+            return engine.WorkerLost(slot, generation, None, lost, final=True)
+        return None
 
     def warn(self) -> None:
         """Tell the user, in a step of his."""

@@ -54,7 +54,6 @@ class Worker:
         self.stuck: SampleTimeout | None = None  # why it is killed, if it is for that
         self.requested = False  # the user wants another one in its place
         self.served = 0  # tickets that it has been given
-        self.calls = 0  # broadcast ones that its dataset had been through when it was started
         self.waits_to_write = False
         self.states = b""  # of its generators, when it was started; none: as they are seeded
         self.answered = -1, -1  # epoch and seq of the last ticket

@@ -13,7 +13,11 @@ nothing (Grain). *Left* are processes and files in /dev/shm two seconds after th
 
 Rivals that are not installed have a line that says so: `pip install torchdata grain spdl`.
 
-**Result.** See the table in docs/reliability.md, which `--markdown` prints.
+**Result.** torch and torchdata raise and lose two batches when a worker is killed or crashes; Grain raises after
+seconds, and what its other workers had is lost too; SPDL ends the epoch without an error, most of it lost, and leaves
+corrupt samples out without a word. Grain and SPDL hang at a stuck sample. aloader loses nothing when a worker is
+killed, and nothing but the bad sample's batch otherwise, which has the sample's number in its error; with
+`on_error="skip"`, nothing. The table is in docs/reliability.md; `--markdown` prints it.
 """
 
 from __future__ import annotations
@@ -199,7 +203,7 @@ def in_words(outcome: Outcome, quote: bool = True) -> str:
         processes = sum(what == "a process" for what in outcome.left)
         files = len(outcome.left) - processes
         named = [f"{processes} processes"] * (processes > 0) + [f"{files} files in /dev/shm"] * (files > 0)
-        parts.append(f"left: {', '.join(named)}")
+        parts.append(f"left when it is killed: {', '.join(named)}" if outcome.hangs else f"left: {', '.join(named)}")
     return "; ".join(parts)
 
 

@@ -143,6 +143,8 @@ def expectations(scenario: Scenario, pool: WorkerPool | None) -> list[Expected]:
 
 def draws_known(scenario: Scenario, epoch: int) -> bool:
     """Whether what samples draw at random does not depend on timing."""
+    if scenario.kind == "together" and (scenario.poison or scenario.corrupt or len(scenario.strikes) > 1):
+        return False  # what a batch is drawn for is fetched one by one if workers have died at it, or samples are bad
     if scenario.loader_seed is not None:
         return True
     if scenario.poison or scenario.on_error != "raise":

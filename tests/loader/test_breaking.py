@@ -68,6 +68,7 @@ def test_iterators_at_once_see_the_data_of_their_own_beginning():
             assert [next(b)[1].tolist() for b in batches] == [[0, 0], [1, 1], [2, 2]]
 
 
+@pytest.mark.cold  # what it leaves is nobody's, while another is started
 @pytest.mark.parametrize("which", ["first stage", "second stage"])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_template_that_is_killed_is_replaced(which, persistent):

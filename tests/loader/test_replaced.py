@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,12 +16,17 @@ from .dying import Fate, Mortal, restarts
 from .samples import as_list
 
 pytestmark = [
-    pytest.mark.usefixtures("nothing_left"),
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
 
 N = 24
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool(2) as pool:
+        yield pool
 
 
 class Drawing(Mortal):
@@ -51,29 +57,27 @@ def of_all(dataset: Drawing, workers: int, **more: Any) -> list[Any]:
     return batches
 
 
-@pytest.mark.parametrize(
-    ("fatal", "draws"),
-    [((0,), True), ((9,), False), ((5, 6, 7), True)],
-    ids=["first", "idle", "three"],
-)
-def test_a_replacement_goes_on_where_the_lost_worker_was(tmp_path, fatal, draws):
-    with WorkerPool(1) as pool:
-        whole = of_all(Drawing(Fate(tmp_path / "whole"), N, draws), 1, pool=pool)
-        assert of_all(Drawing(Fate(tmp_path / "dead", fatal), N, draws), 1, pool=pool) == whole
+def test_a_replacement_goes_on_where_the_lost_worker_was(pool, tmp_path):
+    for draws in (True, False):
+        whole = of_all(Drawing(Fate(tmp_path / f"whole{draws}"), N, draws), 1, pool=pool)
+        for fatal in ((0,), (9,)) if draws else ((5, 6, 7),):
+            dying = Drawing(Fate(tmp_path / f"dead{draws}{fatal[0]}", fatal), N, draws)
+            assert of_all(dying, 1, pool=pool) == whole
+            assert dying.fate.deaths == len(fatal)
 
 
 @pytest.mark.parametrize("seed", [None, 7], ids=["as torch", "seed"])
-def test_after_many_deaths_every_number_is_what_it_would_have_been(tmp_path, seed):
-    """Ten deaths: some twice at one batch, which is suspected then, and goes to a worker of its own."""
+def test_after_many_deaths_every_number_is_what_it_would_have_been(pool, tmp_path, seed):
+    """Ten deaths: two at one batch, which is suspected then, and goes to a worker of its own."""
     fatal = [*random.Random(5).sample(range(40), 8), 40, 41]
-    with WorkerPool(2) as pool:
-        arguments: dict[str, Any] = {"seed": seed, "shuffle": True, "pool": pool}
-        whole = of_all(Drawing(Fate(tmp_path / "whole"), 48), 2, **arguments)
-        dying = Drawing(Fate(tmp_path / "dead", fatal), 48)
-        assert of_all(dying, 2, **arguments) == whole
-        assert dying.fate.deaths == 10
+    arguments: dict[str, Any] = {"seed": seed, "pool": pool}
+    whole = of_all(Drawing(Fate(tmp_path / "whole"), 48), 2, **arguments)
+    dying = Drawing(Fate(tmp_path / "dead", fatal), 48)
+    assert of_all(dying, 2, **arguments) == whole
+    assert dying.fate.deaths == 10
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_also_where_workers_are_forked_as_torchs(tmp_path):
     arguments: dict[str, Any] = {"multiprocessing_context": "fork"}
     whole = of_all(Drawing(Fate(tmp_path / "whole")), 1, **arguments)

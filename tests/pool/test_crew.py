@@ -23,8 +23,9 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 class Starting:
     """A starter whose processes are the ends of their links, by key."""
 
-    def __init__(self, *, carries: bool = True) -> None:
-        self.carries = carries
+    carries = True
+
+    def __init__(self) -> None:
         self.ends: dict[int, Link] = {}
         self.ended: list[int] = []
 
@@ -39,8 +40,8 @@ class Starting:
 class House:
     """A pool of one crew."""
 
-    def __init__(self, **starter: bool) -> None:
-        self.starter: Any = Starting(**starter)
+    def __init__(self) -> None:
+        self.starter: Any = Starting()
         self.seats = Seats(None)
         self.crew = Crew(self, Who(0, 1, 0, 1, False, True, b""))
         self.crew.use(Loaded(None))
@@ -123,19 +124,12 @@ def test_what_somebody_says_behind_its_last_batch_is_nobodys_concern(house):
     assert house.starter.ended == [1]
 
 
-@pytest.mark.parametrize(
-    ("carries", "missed"),
-    [(True, [b"first", b"second"]), (False, [b"second"])],
-    ids=["from an old pickle", "as the dataset was"],
-)
-def test_a_spare_makes_the_calls_that_its_dataset_has_missed(carries, missed):
-    house = House(carries=carries)
+def test_a_spare_makes_the_calls_that_were_broadcast_meanwhile(house):
     house.crew.launch(0, 0)
     house.crew.broadcast(b"first")
-    house.crew.prepare(0)
+    house.crew.prepare(1)
     house.crew.broadcast(b"second")
     house.crew.replace(0, 1)
     start, *calls = house.told(2)
     assert isinstance(start, Start)
-    assert calls == [Call(0, call) for call in missed]
-    house.close()
+    assert calls == [Call(0, b"first"), Call(0, b"second")]

@@ -13,8 +13,9 @@ from aloader.channel.messages import Granted, Message, Ticket
 from aloader.channel.roles import Who
 from aloader.channel.status import Doing, StatusPage
 from aloader.engine import DispatcherConfig
-from aloader.errors import LoaderClosed, WorkerLost
+from aloader.errors import LoaderClosed, WorkerLost, WorkerWarning
 from aloader.pool.epoch import Epoch
+from aloader.pool.oom import OomWatch
 from aloader.pool.starter import Exit
 from aloader.pool.workers import Worker
 from aloader.sampling.source import SamplerSource
@@ -25,19 +26,26 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 class Staff:
     """A crew whose workers are only links: what they are told is read at the other end."""
 
+    refuses = False  # to launch another one
+
     def __init__(self, workers: int, batched: bool = True) -> None:
         self.who = Who(0, workers, 0, 1, False, batched, b"")
         self.workers: dict[int, Worker] = {}
         self.ends: dict[int, Link] = {}
         self.closing: list[Any] = []
+        self.oom = OomWatch()
 
     def launch(self, slot: int, generation: int) -> None:
+        if self.refuses:
+            raise OSError("no descriptors")
         mine, theirs = pair()
         page, fd = StatusPage.create()
         os.close(fd)
         self.workers[slot] = Worker(slot, generation, slot, Link(mine), page)
         self.ends[slot] = Link(theirs)
         self.closing += [self.workers[slot].link, self.ends[slot], page]
+
+    def prepare(self, most: int) -> None: ...
 
     def flush(self) -> None:
         for worker in self.workers.values():
@@ -51,6 +59,7 @@ class Staff:
 class Made:
     def __init__(self, batch: Any) -> None:
         self.batch = batch
+        self.mark = None
 
     def unpack(self) -> Any:
         if isinstance(self.batch, Exception):
@@ -66,9 +75,9 @@ def staff() -> Iterator[Staff]:
         one.close()
 
 
-def opened(staff: Staff, tickets: Any, finish: Any = None, limit: int = 1 << 30) -> Epoch:
+def opened(staff: Staff, tickets: Any, finish: Any = None, limit: int = 1 << 30, restarts: int = 3) -> Epoch:
     """An epoch of these, with both workers ready."""
-    config = DispatcherConfig(slots=2, credit=2, window=8, narrow_window=4, memory_limit=limit)
+    config = DispatcherConfig(slots=2, credit=2, window=8, narrow_window=4, memory_limit=limit, max_restarts=restarts)
     epoch = Epoch(staff, 5, SamplerSource(iter(tickets)), config, finish)  # type: ignore[arg-type]
     epoch.open()
     epoch.staff()
@@ -167,20 +176,76 @@ def test_indices_that_cannot_be_sent_fail_at_their_place(staff):
     assert epoch.take() == [2]
 
 
-def test_a_lost_worker_is_replaced_and_its_innocent_tickets_are_given_again(staff):
-    epoch = opened(staff, [[10], [11], [12], [13]])
-    lost = staff.workers[0]
-    lost.page.write(Doing.FETCHING, 5, 0, 0)
-    del staff.workers[0]
+def lose(epoch: Epoch, staff: Staff, seq: int, position: int = 0) -> None:
+    """The first worker is killed while it is at this ticket."""
+    lost = staff.workers.pop(0)
+    lost.page.write(Doing.FETCHING, 5, seq, position)
     epoch.on_lost(lost, Exit(0, 9, 0, 5_000_000))
+
+
+def test_a_lost_worker_is_replaced_and_all_its_tickets_are_given_again(staff):
+    epoch = opened(staff, [[10], [11], [12], [13]])
+    lose(epoch, staff, 0)
     assert staff.workers[0].generation == 1
     epoch.on_ready(staff.workers[0])
-    assert [m.seq for m in staff.told(0)] == [2]
+    assert [(m.seq, m.indices, m.alone) for m in staff.told(0)] == [(0, [10], False), (2, [12], False)]
     arrive(epoch, staff, 0, 2)
+    assert not epoch.available
+    arrive(epoch, staff, 0, 0)
+    with pytest.warns(WorkerWarning, match=r"SIGKILL while fetching sample 10 \(batch 0\)") as told:
+        assert epoch.take() == [0]
+    assert len(told) == 1
+    assert epoch.counts.lost == 1
+    assert not epoch.available
+
+
+def test_the_user_is_told_in_a_step_of_his_and_an_error_made_of_it_loses_no_batch(staff):
+    epoch = opened(staff, [[10]])
+    lose(epoch, staff, 0)
+    epoch.on_ready(staff.workers[0])
+    arrive(epoch, staff, 0, 0)
+    with pytest.raises(WorkerWarning, match="SIGKILL"):  # as the tests' filter has it
+        epoch.take()
+    assert epoch.take() == [0]
+
+
+def test_a_ticket_at_which_two_have_died_is_given_alone(staff):
+    epoch = opened(staff, [[10, 20], [11], [12], [13]])
+    for position in (0, 1):
+        lose(epoch, staff, 0, position)
+        epoch.on_ready(staff.workers[0])
+    assert [(m.seq, m.alone) for m in staff.told(0)] == [(0, True)]
+    arrive(epoch, staff, 0, 0)
+    with pytest.warns(WorkerWarning) as told:
+        assert epoch.take() == [0]
+    assert len(told) == 2
+
+
+def test_without_restarts_what_it_was_at_is_lost_and_what_it_had(staff):
+    epoch = opened(staff, [[10], [11], [12]], restarts=0)
+    lose(epoch, staff, 0)
+    assert 0 not in staff.workers
+    arrive(epoch, staff, 1, 1)
     with pytest.raises(WorkerLost, match=r"SIGKILL while fetching sample 10 \(batch 0\)") as caught:
         epoch.take()
     assert caught.value.sample == 10
-    assert epoch.counts.lost == 1
+    assert epoch.take() == [1]
+    with pytest.raises(WorkerLost):
+        epoch.take()
+    with pytest.raises(StopIteration):
+        epoch.take()
+
+
+def test_who_cannot_be_replaced_is_lost_for_good(staff):
+    epoch = opened(staff, [[10], [11]])
+    staff.refuses = True
+    lose(epoch, staff, 0)
+    arrive(epoch, staff, 1, 1)
+    with pytest.raises(WorkerLost, match=r"sample 10 \(batch 0\)[^$]*It could not be replaced: no descriptors"):
+        epoch.take()
+    assert epoch.take() == [1]
+    with pytest.raises(StopIteration):
+        epoch.take()
 
 
 def test_closing_wakes_whoever_would_take(staff):

@@ -27,7 +27,7 @@ from aloader.pool.starter import Exit
 from aloader.pool.template import TemplateStarter
 from tests.loader.samples import Numbers, Stuck, as_list
 
-pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.slow, pytest.mark.cold]
 
 PATIENCE = 20.0
 
