@@ -334,7 +334,8 @@ class Crew:
         self.flush()
 
     def epoch_over(self, epoch: int) -> None:
-        """Tell the workers that nobody looks at this epoch any more."""
+        """Tell the workers that nobody looks at this epoch any more. Places without a process are filled by the next."""
+        self._host.seats.forget(self)
         for worker in self.workers.values():
             worker.link.send(EpochOver(self.who.dataset, epoch))
         self.flush()

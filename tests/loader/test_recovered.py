@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -131,6 +132,19 @@ def test_workers_that_die_between_epochs_are_replaced(pool):
         assert not set(before) & set(pids_of(loader))
         assert run(loader) == IN_ORDER
     assert len(told) <= 2, "who was missed before the epoch began is not told of"
+
+
+def test_who_has_died_between_epochs_is_none_of_those_that_an_epoch_may_lose():
+    arguments = {"num_workers": 1, "persistent_workers": True, "max_worker_restarts": 0}
+    with DataLoader(Numbers(N), 2, **arguments) as loader, restarts() as told:
+        assert run(loader) == IN_ORDER
+        reports = select.poll()
+        for fd in loader._runtime._pool.starter.watched().values():
+            reports.register(fd, select.POLLIN)
+        os.kill(*pids_of(loader), signal.SIGKILL)
+        assert reports.poll(5000), "somebody has seen it"
+        assert run(loader) == IN_ORDER
+    assert told == []
 
 
 def test_what_a_dead_worker_has_made_stays_what_it_was(pool):

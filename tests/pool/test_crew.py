@@ -133,3 +133,12 @@ def test_a_spare_makes_the_calls_that_were_broadcast_meanwhile(house):
     start, *calls = house.told(2)
     assert isinstance(start, Start)
     assert calls == [Call(0, b"first"), Call(0, b"second")]
+
+
+def test_who_waits_for_a_seat_waits_no_longer_than_its_epoch(house):
+    house.seats = Seats(1)
+    house.crew.launch(0, 0)
+    house.crew.launch(1, 3)
+    assert house.crew.unseated
+    house.crew.epoch_over(1)
+    assert not house.crew.unseated, "the next epoch asks for itself, and counts its processes from 0"

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import default_convert
 
 from aloader import options
+from aloader.channel.marks import Mark, Resume
 from aloader.channel.messages import Batch, EpochOver, Failure, Granted, Need, Stop, Ticket
 from aloader.channel.status import Doing
 from aloader.worker import inline
@@ -145,6 +146,46 @@ def test_an_epoch_that_is_over_drops_its_tickets_and_leaves_the_next_ones():
         dataset.gate.set()
         assert (parent.next().epoch, (last := parent.next()).epoch) == (0, 1)  # the one that had begun, and no other
         assert parent.open(last).tolist() == [7]
+
+
+class Pass:
+    """Numbers from 0 on, each with what its dataset has been told."""
+
+    def __init__(self, dataset: Told) -> None:
+        self.dataset = dataset
+        self.at = 0
+
+    def __next__(self) -> tuple[str, int]:
+        self.at += 1
+        return self.dataset.told, self.at - 1
+
+    def state_dict(self) -> int:
+        return self.at
+
+    def load_state_dict(self, state: int) -> None:
+        self.at = state
+
+
+class Told:
+    told = ""
+
+    def __iter__(self) -> Any:
+        return Pass(self)
+
+    def state_dict(self) -> str:
+        return self.told
+
+    def load_state_dict(self, state: str) -> None:
+        self.told = state
+
+
+@pytest.mark.parametrize(("over", "begins"), [([], 30), ([EpochOver(0, 4)], 0)], ids=["in its epoch", "in the next"])
+def test_where_a_lost_worker_was_in_an_epoch_is_nothing_to_the_next_one(over, begins):
+    with bench_of(Told()) as (bench, _):
+        bench.start = bench.start._replace(iterable=True)
+        bench._resume = Resume(Mark("told", 30, 30), 5, 5)
+        bench.hear(over)
+        assert bench.stream(5).take(2, [0]) == [("told", begins), ("told", begins + 1)]
 
 
 @pytest.mark.parametrize("end", [EpochOver(0, 0), Stop()], ids=["epoch over", "stop"])
