@@ -208,11 +208,11 @@ class StatusPage:
 
     def say(self, text: str) -> None:
         """The worker: it writes this to its standard error."""
-        self._said = (self._said + text.encode(errors="replace"))[_SAID.size - _SAID_BYTES :]
+        self._said = said = (self._said + text.encode(errors="replace"))[_SAID.size - _SAID_BYTES :]  # in any thread
         _SAID.pack_into(self._memory, _SAID_AT, 0)
         at = _SAID_AT + _SAID.size
-        self._memory[at : at + len(self._said)] = self._said
-        _SAID.pack_into(self._memory, _SAID_AT, len(self._said))
+        self._memory[at : at + len(said)] = said
+        _SAID.pack_into(self._memory, _SAID_AT, len(said))
 
     @property
     def said(self) -> str:
@@ -224,6 +224,11 @@ class StatusPage:
     def fileno(self) -> int:
         """The descriptor that is written to."""
         return self._fd
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed on this side: then nothing of it can be read."""
+        return not self._close_fd.alive
 
     def close(self) -> None:
         """Unmap it."""

@@ -18,6 +18,9 @@ from aloader.pool.workers import Worker
 if TYPE_CHECKING:
     from aloader.pool.crew import Crew
 
+#: What `faulthandler` answers. Who was ended by another one has not crashed; a process that it had forked may have.
+_CRASHES: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+
 #: What is shown of its output.
 _LAST_LINES: Final = 12
 
@@ -96,7 +99,7 @@ def _lost(worker: Worker, exit: Exit, status: Status, sample: Any, hint: str) ->
     peak = f" Its peak memory was {exit.peak / 1e6:.0f} MB." if exit.peak else ""
     message = f"DataLoader worker (pid {worker.pid or 'unknown'}) {how}{_while(status, sample)}.{peak}{hint}"
     return errors.WorkerLost(
-        message + last_words(worker),
+        message + last_words(worker, exit),
         worker=worker.slot,
         pid=worker.pid,
         signal=exit.signal,
@@ -117,9 +120,10 @@ def _while(status: Status, sample: Any) -> str:
     return f"{what}{which}" + (f" (batch {status.seq})" if status.seq >= 0 and what else "")
 
 
-def last_words(worker: Worker) -> str:
+def last_words(worker: Worker, exit: Exit) -> str:
     """Where it crashed, as `faulthandler` has written it, and what it last wrote to its standard error."""
-    crash = [stacks.text(stack.frames) for stack in stacks.different(stacks.parse(worker.page.crash))[:1]]
+    dump = worker.page.crash if exit.signal in _CRASHES else b""
+    crash = [stacks.text(stack.frames) for stack in stacks.different(stacks.parse(dump))[:1]]
     said = worker.page.said.strip().splitlines()[-_LAST_LINES:]
     where = "\nIt crashed here (most recent call last):\n" + crash[0] if crash else ""
     return where + ("\nThe last that it wrote to stderr:\n  " + "\n  ".join(said) if said else "")

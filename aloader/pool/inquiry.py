@@ -88,7 +88,7 @@ class PageInquiry:
 
     def over(self) -> bool:
         """Whether it has answered, or is not waited for any longer."""
-        if not self._signals or time.monotonic() > self._until:
+        if not self._signals or self._page.closed or time.monotonic() > self._until:
             return True
         length, before = len(self._page.stacks), self._length
         self._length = length  # it is written without a sign at its end: it has ended when no more comes
@@ -98,6 +98,8 @@ class PageInquiry:
         """Where it stands, in the user's code; or why it does not say, as what it does."""
         if self._silent:
             return self._silent
+        if self._page.closed:  # it has died meanwhile
+            return "has gone"
         threads, tasks = stacks.parse(self._page.stacks), self._page.tasks
         found = stacks.different([*threads, *(stacks.unpack(tasks) if tasks else ())])
         if found or threads:

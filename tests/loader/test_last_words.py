@@ -42,9 +42,9 @@ def test_each_death_is_told_in_its_own_words(pool, tmp_path):
         assert run(watched(loader, tmp_path)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     crash, exit, kill = told
     assert "was killed by signal SIGSEGV while fetching sample 1 (batch 0)" in crash
-    assert "Its last lines of stderr:\n  about to read from nowhere" in crash
+    assert "The last that it wrote to stderr:\n  about to read from nowhere" in crash
     assert "exited unexpectedly with code 7 while fetching sample 3 (batch 1)" in exit
-    assert "Its last lines of stderr:\n  giving up" in exit
+    assert "The last that it wrote to stderr:\n  giving up" in exit
     assert "was killed by signal SIGKILL while fetching sample 5 (batch 2)" in kill
     assert "not the kernel's out-of-memory killer, whose count has not changed: somebody sent the signal" in kill
     assert "stderr" not in kill

@@ -94,6 +94,22 @@ def test_a_process_that_has_not_said_who_it_is_is_being_started() -> None:
     page.close()
 
 
+def test_who_dies_while_it_is_asked_has_gone() -> None:
+    page, fd = StatusPage.create()
+    os.close(fd)
+    assert status.STACKS_SIGNAL is not None
+    before = signal.signal(status.STACKS_SIGNAL, lambda *_: None)
+    try:
+        page.can_be_signalled()
+        inquiry = PageInquiry(page, 0, 0)
+        assert not inquiry.over()
+        page.close()
+        assert inquiry.over()
+        assert inquiry.told() == "has gone"
+    finally:
+        signal.signal(status.STACKS_SIGNAL, before)
+
+
 def test_what_the_kernel_knows_of_this_process() -> None:
     assert status.STACKS_SIGNAL is not None
     number = status.STACKS_SIGNAL + 5

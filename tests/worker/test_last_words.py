@@ -14,6 +14,7 @@ import pytest
 
 from aloader.channel.status import StatusPage
 from aloader.pool import deaths
+from aloader.pool.starter import Exit
 from aloader.worker import last_words
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -47,8 +48,10 @@ def test_where_it_crashed_and_what_it_had_written(handled):
     page, fd = StatusPage.create()
     os.close(fd)
     assert ended(page, handled=handled) & 0x7F == signal.SIGSEGV
-    text = deaths.last_words(Dead(page))  # type: ignore[arg-type]
+    text = deaths.last_words(Dead(page), Exit(1, signal.SIGSEGV, 0, 0))  # type: ignore[arg-type]
+    of_a_child = deaths.last_words(Dead(page), Exit(1, signal.SIGKILL, 0, 0))  # type: ignore[arg-type]
     page.close()
+    assert "crashed" not in of_a_child, "this one was killed, and what it had forked has crashed before"
     assert text.endswith("\nThe last that it wrote to stderr:" + "\n  one line" * 11 + "\n  reading from nowhere")
     if handled:  # its user has said where he wants it
         assert "crashed" not in text
