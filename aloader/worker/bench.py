@@ -142,13 +142,10 @@ class Bench:
         if states:
             self._generators.put(State.unpacked(states))
 
-    def note(self, ticket: Ticket) -> None:
-        """Note the generators' states, for whoever replaces this worker; before the ticket is answered. Nothing to note
-        if nobody has drawn since the last time, or if samples have generators of their own."""
-        if ticket.key is None:
-            states = self._watch.changed()
-            if states is not None:
-                self.page.note(ticket.epoch, ticket.seq, states.packed())
+    def drawn(self, ticket: Ticket) -> State | None:
+        """The generators' states, to be noted for whoever replaces this worker before the ticket is answered. Nothing to
+        note if nobody has drawn since the last time, or if samples have generators of their own."""
+        return self._watch.changed() if ticket.key is None else None
 
     # -- messages --------------------------------------------------------------------------------------------------
 

@@ -70,15 +70,28 @@ def _work(bench: Bench, ticket: Ticket) -> None:
             more = collated.missing + need
             if more > max(ticket.allowance, need) and not _wait_for_memory(bench, ticket, more):
                 return
-            bench.note(ticket)
+            _note(bench, ticket)
             bench.send(ticket, collated, clock, losses)
         finally:
             bench.drop(collated)
     except TurnsAsync:
         raise
     except BaseException as error:
-        bench.note(ticket)
+        _note(bench, ticket)
         bench.fail(ticket, error)
+
+
+def _note(bench: Bench, ticket: Ticket) -> None:
+    """Note where the generators are. There is room for two such notes: the answers to all tickets before must be on
+    their way, or a parent that has read little of them would find none that it knows."""
+    states = bench.drawn(ticket)
+    if states is None:
+        return
+    while bench.link.pending and not bench.stopped:
+        bench.link.wait()
+        bench.receive()
+        bench.link.flush()
+    bench.page.note(ticket.epoch, ticket.seq, states.packed())
 
 
 def _wait_for_memory(bench: Bench, ticket: Ticket, nbytes: int) -> bool:

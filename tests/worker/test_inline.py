@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import socket
 import threading
 from typing import Any
 
@@ -199,6 +201,32 @@ def test_waiting_for_memory_ends_when_nobody_wants_the_batch(end):
             assert parent.next().epoch == 1
     assert not raised
     assert not any(isinstance(m, Batch | Failure) and m.epoch == 0 for m in parent.said)
+
+
+class Drawing(Numbers):
+    """Draws from the worker's generators, and tells when it has come to 3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead = threading.Event()
+
+    def __getitem__(self, index: int) -> bytes:  # type: ignore[override]
+        random.random()
+        if index == 3:
+            self.ahead.set()
+        return bytes(30_000)
+
+
+def test_whatever_the_parent_has_read_the_states_behind_that_are_noted():
+    before, dataset = random.getstate(), Drawing()
+    with bench_of(dataset, default_convert) as (bench, parent):
+        bench.link._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # as full as one of 200 KiB gets, too
+        with in_a_thread(lambda: inline.serve(bench), parent):
+            parent.ask([0], [1], [2], [3])
+            assert not dataset.ahead.wait(0.1), "there is room for two notes"
+            assert [parent.next().seq for _ in range(4)] == [0, 1, 2, 3]
+            assert parent.page.noted(0, 2) != parent.page.noted(0, 3)
+    random.setstate(before)
 
 
 def test_a_parent_that_hangs_up_ends_it():
