@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from aloader.engine import Dispatcher, DispatcherConfig, events
 from aloader.engine.events import WorkerLost
+from aloader.engine.invariants import check
 from aloader.engine.losses import Losses
 from aloader.engine.slots import Slot, Ticket, make_slots
 
@@ -211,3 +213,14 @@ def test_want_of_memory_is_met_once():
     assert replaced(losses, lost(0), starved, lost(0), starved, lost(0)) == [True, True, True, False, True]
     losses = Losses(0, tolerant=False)
     assert replaced(losses, starved, starved) == [False, False]
+
+
+def test_closing_while_a_suspect_is_alone_leaves_nothing():
+    dispatcher = Dispatcher(DispatcherConfig(slots=1, credit=2, window=2, narrow_window=2, memory_limit=1 << 30))
+    for event in (events.Opened(), events.Drawn([0]), events.Exhausted(), events.WorkerReady(0, 0)):
+        dispatcher.handle(event)
+    dispatcher.handle(lost(TOGETHER, 0, stuck=True))
+    commands = dispatcher.handle(events.WorkerReady(0, 1))
+    assert [command.alone for command in commands if isinstance(command, events.Assign)] == [True]
+    dispatcher.handle(events.Closed())
+    check(dispatcher)
