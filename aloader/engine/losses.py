@@ -71,8 +71,9 @@ def _is_guilty(ticket: Ticket, place: int | None, *, stuck: bool) -> bool:
     """A worker has died at work on `ticket`, at the sample in this place (None: at all of it), or has been stuck there.
     Whether that is not to be tried again."""
     if stuck:
-        guilty, ticket.stuck_at = place is not None and ticket.stuck_at == place, place
-        return guilty
+        before, ticket.stuck_at = ticket.stuck_at, AMONG_OTHERS if place is None else place
+        ticket.alone |= place is None  # one call was for all of it: the next worker shows at which it is stuck
+        return place is not None and before in (place, AMONG_OTHERS)
     there = [before for before in ticket.deaths if before in (place, None, AMONG_OTHERS)]
     guilty = ticket.alone and len(there) >= SUSPECT_AFTER and set(there) != {AMONG_OTHERS}
     _note_death(ticket, place)
@@ -81,4 +82,4 @@ def _is_guilty(ticket: Ticket, place: int | None, *, stuck: bool) -> bool:
 
 def _note_death(ticket: Ticket, place: int | None) -> None:
     ticket.deaths += (place,)
-    ticket.alone = len(ticket.deaths) >= SUSPECT_AFTER
+    ticket.alone |= len(ticket.deaths) >= SUSPECT_AFTER

@@ -27,7 +27,7 @@ class Ticket:
         self.reserved = 0  # bytes it has of the budget
         self.wants: int | None = None  # bytes it waits for, what it has included; None: it does not wait for memory
         self.deaths: tuple[int | None, ...] = ()  # of workers at this ticket: where, see `losses`
-        self.stuck_at: int | None = None  # the position at which its worker has been stuck
+        self.stuck_at: int | None = None  # the position at which its worker has been stuck, see `losses`
         self.alone = False  # given by itself, to a fresh worker
         self.without: tuple[tuple[int, object], ...] = ()  # positions that are not fetched, and why
 

@@ -63,12 +63,13 @@ class Fate:
     ahead: bool = False  # it was allowed to exceed the limit
     outcome: Deliver | Raise | Omit | None = None
     deaths: list[int | str | None] = field(default_factory=list)  # where workers died at it, or "somewhere"
-    stuck_at: int | None = None
+    stuck_at: int | str | None = None  # or "somewhere"
+    apart: bool = False  # a call for all its samples was stuck
     without: tuple[tuple[int, object], ...] = ()
 
     @property
     def alone(self) -> bool:
-        return len(self.deaths) > 1
+        return len(self.deaths) > 1 or self.apart
 
 
 @dataclass
@@ -360,7 +361,7 @@ class Oracle:
             self.charged = max(-1, self.charged - (2 if event.stuck else len(blamed.deaths)))
             if self.config.tolerant and event.place not in (None, *dict(blamed.without)):
                 blamed.without += ((event.place, event.error),)
-                blamed.deaths, blamed.stuck_at, guilty = [], None, False
+                blamed.deaths, blamed.stuck_at, blamed.apart, guilty = [], None, False, False
         again = self._may_restart(event)
         for fate in held:
             self._queue_again(fate, slot if fate.alone else None)
@@ -379,8 +380,11 @@ class Oracle:
 
     def _is_guilty(self, fate: Fate, event: WorkerLost) -> bool:
         if event.stuck:
+            if event.place is None:
+                fate.stuck_at, fate.apart = "somewhere", True
+                return False
             before, fate.stuck_at = fate.stuck_at, event.place
-            return before is not None and before == event.place
+            return before in ("somewhere", event.place)
         known = [place for place in fate.deaths if place is None or place == event.place]
         guilty = fate.alone and len(known) > 0 and len(known) + fate.deaths.count("somewhere") > 1
         fate.deaths.append(event.place)
