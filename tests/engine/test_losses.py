@@ -198,6 +198,13 @@ def test_deaths_that_are_explained_do_not_count(tolerant):
     assert told(losses, held(7), [ELSEWHERE] * 4) == [True] * 3 + [False]
 
 
+def test_two_that_kill_side_by_side_take_nothing_from_the_restarts_either():
+    losses, one, other = Losses(2, tolerant=False), held(7), held(7)
+    for _ in range(3):
+        assert told(losses, one, [4]) == told(losses, other, [5]) == [True]
+    assert told(losses, held(7), [ELSEWHERE] * 3) == [True] * 2 + [False]
+
+
 def test_no_death_is_explained_twice():
     losses = Losses(3, tolerant=False)
     assert told(losses, held(7), [1, 1, 1]) == [True] * 3
