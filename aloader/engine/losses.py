@@ -25,12 +25,13 @@ AMONG_OTHERS: Final = -1
 class Losses:
     """What an epoch has lost so far. `tolerant`: a ticket can do without a sample that ends workers."""
 
-    __slots__ = ("_charged", "_incident", "_max", "_oom", "_tolerant", "replaced")
+    __slots__ = ("_charged", "_free", "_incident", "_max", "_oom", "_tolerant", "replaced")
 
     def __init__(self, max_restarts: int, *, tolerant: bool) -> None:
         self._max = max_restarts
         self._tolerant = tolerant
         self._charged = 0  # of `max_restarts`
+        self._free = False  # the death that has just been looked at counts for nothing
         self._incident = 0, False  # the latest, and whether its workers are replaced
         self._oom = False  # a worker has been ended for want of memory, and replaced
         self.replaced = 0
@@ -39,9 +40,10 @@ class Losses:
         """Whether another process comes in place of the lost one. What has ended several counts once; the second one
         that the kernel ended for want of memory is one too many."""
         incident, answer = self._incident
+        free, self._free = self._free, False
         if not event.incident or event.incident != incident:
-            answer = not event.final and self._charged < self._max and not (event.oom and self._oom)
-            self._charged += answer
+            answer = (free or self._charged < self._max) and not (event.oom and self._oom) and not event.final
+            self._charged += answer and not free
             if event.incident:
                 self._incident = event.incident, answer
         self.replaced += answer
@@ -49,16 +51,27 @@ class Losses:
         return answer
 
     def condemned(self, slot: Slot, event: WorkerLost) -> Ticket | None:
-        """The ticket that is not to be tried again, if there is one; others are suspected, or do without a sample."""
+        """The ticket that is not to be tried again, if there is one; others are suspected, or do without a sample.
+
+        A sample that kills is to cost others nothing: a death at the place where one was before does not count, and
+        when it is condemned, those that did are given back.
+        """
+        self._free = False
         if not event.certain:
             for ticket in slot.held.values():
                 _note_death(ticket, AMONG_OTHERS)
+                ticket.charged += 1
             return None
         blamed = slot.held.get(event.running) if event.running is not None else None
-        if blamed is None or not _is_guilty(blamed, event.place, stuck=event.stuck):
+        if blamed is None:
             return None
-        # Its workers' deaths are explained, this one included, which will be charged next.
-        self._charged = max(-1, self._charged - (2 if event.stuck else len(blamed.deaths)))
+        again = event.place is not None and event.place in blamed.deaths and not event.stuck
+        guilty = _is_guilty(blamed, event.place, stuck=event.stuck)
+        self._free = again or guilty
+        if not guilty:
+            blamed.charged += not again
+            return None
+        self._charged, blamed.charged = max(0, self._charged - blamed.charged), 0
         left_out = [place for place, _ in blamed.without]
         if not self._tolerant or event.place is None or event.place in left_out:  # what is to fill its place kills, too
             return blamed
@@ -71,8 +84,9 @@ def _is_guilty(ticket: Ticket, place: int | None, *, stuck: bool) -> bool:
     """A worker has died at work on `ticket`, at the sample in this place (None: at all of it), or has been stuck there.
     Whether that is not to be tried again."""
     if stuck:
-        guilty, ticket.stuck_at = place is not None and ticket.stuck_at == place, place
-        return guilty
+        before, ticket.stuck_at = ticket.stuck_at, AMONG_OTHERS if place is None else place
+        ticket.alone |= place is None  # one call was for all of it: the next worker shows at which it is stuck
+        return place is not None and before in (place, AMONG_OTHERS)
     there = [before for before in ticket.deaths if before in (place, None, AMONG_OTHERS)]
     guilty = ticket.alone and len(there) >= SUSPECT_AFTER and set(there) != {AMONG_OTHERS}
     _note_death(ticket, place)
@@ -81,4 +95,4 @@ def _is_guilty(ticket: Ticket, place: int | None, *, stuck: bool) -> bool:
 
 def _note_death(ticket: Ticket, place: int | None) -> None:
     ticket.deaths += (place,)
-    ticket.alone = len(ticket.deaths) >= SUSPECT_AFTER
+    ticket.alone |= len(ticket.deaths) >= SUSPECT_AFTER

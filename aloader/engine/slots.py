@@ -17,7 +17,19 @@ from collections import OrderedDict
 class Ticket:
     """Work for one batch, from its drawing until it arrives or fails."""
 
-    __slots__ = ("alone", "deaths", "indices", "lane", "reserved", "seq", "slot", "stuck_at", "wants", "without")
+    __slots__ = (
+        "alone",
+        "charged",
+        "deaths",
+        "indices",
+        "lane",
+        "reserved",
+        "seq",
+        "slot",
+        "stuck_at",
+        "wants",
+        "without",
+    )
 
     def __init__(self, seq: int, indices: object, lane: Lane) -> None:
         self.seq = seq
@@ -27,7 +39,8 @@ class Ticket:
         self.reserved = 0  # bytes it has of the budget
         self.wants: int | None = None  # bytes it waits for, what it has included; None: it does not wait for memory
         self.deaths: tuple[int | None, ...] = ()  # of workers at this ticket: where, see `losses`
-        self.stuck_at: int | None = None  # the position at which its worker has been stuck
+        self.charged = 0  # how many of these deaths count
+        self.stuck_at: int | None = None  # the position at which its worker has been stuck, see `losses`
         self.alone = False  # given by itself, to a fresh worker
         self.without: tuple[tuple[int, object], ...] = ()  # positions that are not fetched, and why
 

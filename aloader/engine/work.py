@@ -299,6 +299,7 @@ class Work:
         """Nothing is worked on any more."""
         for slot in self.slots:
             slot.held.clear()
+            slot.exclusive = False
             slot.lane.queue.clear()
             if slot.dealt is not None:
                 slot.dealt.queue.clear()

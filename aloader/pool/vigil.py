@@ -58,10 +58,10 @@ class Vigil:
         self.pace = min(_PACE, limit * _SHARE)
         self._stands: dict[int, Stand] = {}
         self._looked = -math.inf
-        self._told: set[int] = set()  # the processes that have been named
 
     def look(self, workers: Iterable[Seen], now: float, undisturbed: float = math.inf) -> list[Seen]:
-        """Those that are stuck, each process once. `undisturbed`: seconds since the user was last in a debugger."""
+        """Those that are stuck, at every look: whoever was told of them may have been cancelled before they were
+        killed. `undisturbed`: seconds since the user was last in a debugger."""
         passed = min(now - self._looked, 2 * self.pace)
         self._looked = now
         stuck, stands = [], {}
@@ -73,8 +73,7 @@ class Vigil:
             if before is not None and before[:4] == stand[:4]:
                 stand = stand._replace(seconds=before.seconds + passed)
             stands[seen.slot] = stand
-            if stand.seconds >= self._patience(seen) and seen.key not in self._told:
-                self._told.add(seen.key)
+            if stand.seconds >= self._patience(seen):
                 stuck.append(seen)
         self._stands = stands
         return stuck

@@ -63,12 +63,14 @@ class Fate:
     ahead: bool = False  # it was allowed to exceed the limit
     outcome: Deliver | Raise | Omit | None = None
     deaths: list[int | str | None] = field(default_factory=list)  # where workers died at it, or "somewhere"
-    stuck_at: int | None = None
+    charged: int = 0  # of them, those that count
+    stuck_at: int | str | None = None  # or "somewhere"
+    apart: bool = False  # a call for all its samples was stuck
     without: tuple[tuple[int, object], ...] = ()
 
     @property
     def alone(self) -> bool:
-        return len(self.deaths) > 1
+        return len(self.deaths) > 1 or self.apart
 
 
 @dataclass
@@ -352,16 +354,21 @@ class Oracle:
         self.loss, slot = event.error, event.slot
         held = self.held_by(slot)
         blamed = next((fate for fate in held if fate.seq == event.running), None)
+        before = [] if blamed is None or event.stuck else [place for place in blamed.deaths if place is not None]
         guilty = event.certain and blamed is not None and self._is_guilty(blamed, event)
+        free = event.certain and (guilty or event.place in before)
         if not event.certain:
             for fate in held:
                 fate.deaths.append("somewhere")
+                fate.charged += 1
+        elif blamed is not None:
+            blamed.charged += not free
         if guilty and blamed is not None:
-            self.charged = max(-1, self.charged - (2 if event.stuck else len(blamed.deaths)))
+            self.charged, blamed.charged = max(0, self.charged - blamed.charged), 0
             if self.config.tolerant and event.place not in (None, *dict(blamed.without)):
                 blamed.without += ((event.place, event.error),)
-                blamed.deaths, blamed.stuck_at, guilty = [], None, False
-        again = self._may_restart(event)
+                blamed.deaths, blamed.stuck_at, blamed.apart, guilty = [], None, False, False
+        again = self._may_restart(event, free)
         for fate in held:
             self._queue_again(fate, slot if fate.alone else None)
             if fate is blamed and (guilty or not again):
@@ -379,8 +386,11 @@ class Oracle:
 
     def _is_guilty(self, fate: Fate, event: WorkerLost) -> bool:
         if event.stuck:
+            if event.place is None:
+                fate.stuck_at, fate.apart = "somewhere", True
+                return False
             before, fate.stuck_at = fate.stuck_at, event.place
-            return before is not None and before == event.place
+            return before in ("somewhere", event.place)
         known = [place for place in fate.deaths if place is None or place == event.place]
         guilty = fate.alone and len(known) > 0 and len(known) + fate.deaths.count("somewhere") > 1
         fate.deaths.append(event.place)
@@ -390,11 +400,11 @@ class Oracle:
         fate.state, fate.slot, fate.asked, fate.reserved, fate.ahead = "queued", None, None, 0, False
         fate.home = fate.home if self.config.in_order else home
 
-    def _may_restart(self, event: WorkerLost) -> bool:
+    def _may_restart(self, event: WorkerLost, free: bool = False) -> bool:
         number, answer = self.incident
         if event.incident == 0 or event.incident != number:
-            answer = self.charged < self.config.max_restarts and not (event.oom and self.oom_seen)
-            self.charged += answer
+            answer = (free or self.charged < self.config.max_restarts) and not (event.oom and self.oom_seen)
+            self.charged += answer and not free
             if event.incident:
                 self.incident = event.incident, answer
         self.oom_seen = self.oom_seen or (event.oom and answer)

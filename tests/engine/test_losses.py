@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from aloader.engine import Dispatcher, DispatcherConfig, events
 from aloader.engine.events import WorkerLost
+from aloader.engine.invariants import check
 from aloader.engine.losses import Losses
 from aloader.engine.slots import Slot, Ticket, make_slots
 
 COLLATING = None  # a death at the ticket, and at no sample of it
+TOGETHER = None  # the same, in a call for all of its samples
 UNCERTAIN = "uncertain"  # several samples were at work
 ELSEWHERE = "elsewhere"  # the ticket was held, and another one at work
 WITH_OTHERS = "with others"  # what they are forked from has died
@@ -110,11 +113,24 @@ def test_stuck_twice_at_one_sample_is_its_fault_and_elsewhere_is_another_matter(
     losses, slot = Losses(9, tolerant=False), held(7)
     assert losses.condemned(slot, lost(0, stuck=True)) is None
     assert losses.condemned(slot, lost(1, stuck=True)) is None
-    assert losses.condemned(slot, lost(COLLATING, stuck=True)) is None
-    assert losses.condemned(slot, lost(COLLATING, stuck=True)) is None, "no sample was at work"
-    assert losses.condemned(slot, lost(1, stuck=True)) is None
+    assert losses.condemned(slot, lost(0, stuck=True)) is None
     assert not slot.held[7].alone
-    assert losses.condemned(slot, lost(1, stuck=True)) is slot.held[7]
+    assert losses.condemned(slot, lost(0, stuck=True)) is slot.held[7]
+
+
+def test_stuck_in_a_call_for_all_samples_it_is_tried_one_by_one_and_the_next_time_is_the_second():
+    losses, slot = Losses(9, tolerant=True), held(7)
+    assert told(losses, slot, [TOGETHER], stuck=True) == [True]
+    assert slot.held[7].alone
+    assert told(losses, slot, [3], stuck=True) == [True]
+    assert (slot.held[7].without, slot.held[7].alone) == (((3, "died at 3"),), False)
+
+
+def test_who_is_to_be_tried_one_by_one_stays_so_whatever_else_happens():
+    losses, slot = Losses(9, tolerant=False), held(7)
+    assert losses.condemned(slot, lost(TOGETHER, stuck=True)) is None
+    assert losses.condemned(slot, lost(2)) is None
+    assert slot.held[7].alone
 
 
 # -- doing without -----------------------------------------------------------------------------------------------------
@@ -182,6 +198,13 @@ def test_deaths_that_are_explained_do_not_count(tolerant):
     assert told(losses, held(7), [ELSEWHERE] * 4) == [True] * 3 + [False]
 
 
+def test_two_that_kill_side_by_side_take_nothing_from_the_restarts_either():
+    losses, one, other = Losses(2, tolerant=False), held(7), held(7)
+    for _ in range(3):
+        assert told(losses, one, [4]) == told(losses, other, [5]) == [True]
+    assert told(losses, held(7), [ELSEWHERE] * 3) == [True] * 2 + [False]
+
+
 def test_no_death_is_explained_twice():
     losses = Losses(3, tolerant=False)
     assert told(losses, held(7), [1, 1, 1]) == [True] * 3
@@ -197,3 +220,14 @@ def test_want_of_memory_is_met_once():
     assert replaced(losses, lost(0), starved, lost(0), starved, lost(0)) == [True, True, True, False, True]
     losses = Losses(0, tolerant=False)
     assert replaced(losses, starved, starved) == [False, False]
+
+
+def test_closing_while_a_suspect_is_alone_leaves_nothing():
+    dispatcher = Dispatcher(DispatcherConfig(slots=1, credit=2, window=2, narrow_window=2, memory_limit=1 << 30))
+    for event in (events.Opened(), events.Drawn([0]), events.Exhausted(), events.WorkerReady(0, 0)):
+        dispatcher.handle(event)
+    dispatcher.handle(lost(TOGETHER, 0, stuck=True))
+    commands = dispatcher.handle(events.WorkerReady(0, 1))
+    assert [command.alone for command in commands if isinstance(command, events.Assign)] == [True]
+    dispatcher.handle(events.Closed())
+    check(dispatcher)
