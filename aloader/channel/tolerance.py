@@ -80,7 +80,7 @@ class Tolerance:
         return beyond
 
     def _allowed(self, most: int | float) -> float:
-        if isinstance(most, int):
+        if isinstance(most, int) or most == 0:
             return most
         return most * self._seen + SPARE if self._total is None else most * self._total
 
