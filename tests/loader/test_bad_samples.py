@@ -343,3 +343,13 @@ def test_an_error_of_the_users_that_is_a_sample_error_is_raised_as_it_is() -> No
     with loader_of(Refusing(4)) as loader, pytest.raises(TwoWords, match="not today") as caught:
         next(iter(loader))
     assert caught.traceback[-1].name == "__getitem__"
+
+
+def test_where_warnings_are_errors_no_batch_is_lost_for_one() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SampleWarning)
+        got = taken(iter(loader_of(bad.Bad(), on_error="drop")))
+        assert got == asyncio.run(taken_async(loader_of(bad.Bad(), on_error="drop")))
+    assert [batch for batch in got if batch is not SampleWarning] == EXPECTED["drop"]
+    assert got[1] is SampleWarning
+    assert got[-1] is SampleWarning, "the number of all, at the end"
