@@ -102,3 +102,10 @@ def test_samples_are_called_by_index_and_by_position_where_they_have_none() -> N
     assert place(1, indices="key", batched=False).names(lost(0)) == ("key",)
     assert place(1, indices=None, iterable=True).names(lost(3)) == (3,)
     assert place(1, indices=iter([5, 6, 7, 8])).names(lost(0, 1)) == (0, 1), "what can be read once is not read here"
+
+
+def test_where_an_index_is_not_known_no_other_one_is_named() -> None:
+    tolerance = Tolerance("drop", 0)
+    error = tolerance.count(place(2, indices=iter([5, 6])), lost(1))
+    assert "this one is the sample at position 1 of batch 2" in str(error)
+    assert "replay" not in str(error)
