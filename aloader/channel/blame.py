@@ -30,6 +30,8 @@ def named(indices: Any, position: int, batched: bool) -> Any:
     """The index at a position of a ticket. Raises LookupError where it has none: of an iterator, which is used up."""
     if not batched:
         return indices
+    if hasattr(type(indices), "__next__"):
+        raise LookupError(position)
     try:
         return next(itertools.islice(indices, position, None))  # torch takes any iterable: a set, a dict's keys
     except (StopIteration, TypeError):

@@ -36,10 +36,16 @@ class Place(NamedTuple):
     iterable: bool
     worker: int | None = None
 
+    def index(self, position: int) -> Any:
+        """A sample's index. Raises LookupError where it has none."""
+        if self.iterable:
+            raise LookupError(position)
+        return named(self.indices, position, self.batched)
+
     def name(self, position: int) -> Any:
-        """What a sample is called: by its index; of an iterable dataset by its position."""
+        """What a sample is called: by its index; where it has none by its position."""
         try:
-            return position if self.iterable else named(self.indices, position, self.batched)
+            return self.index(position)
         except LookupError:
             return position
 
@@ -80,7 +86,7 @@ class Tolerance:
         return beyond
 
     def _allowed(self, most: int | float) -> float:
-        if isinstance(most, int):
+        if isinstance(most, int) or most == 0:
             return most
         return most * self._seen + SPARE if self._total is None else most * self._total
 
@@ -124,7 +130,8 @@ class Tolerance:
 
 def _where(place: Place, position: int) -> tuple[str, str]:
     """Which sample it is, in words, and how to fetch it again."""
-    name = place.name(position)
-    if place.iterable:
+    try:
+        index = place.index(position)
+    except LookupError:
         return f"the sample at position {position} of batch {place.seq}", ""
-    return f"sample {shortly(name)} of batch {place.seq}", hint(name)
+    return f"sample {shortly(index)} of batch {place.seq}", hint(index)

@@ -64,21 +64,24 @@ class Facts:
     hardware: bool = field(default=False)  # there is one, whatever torch makes of it
 
 
-def look() -> Facts:
+def look(deadline: float = DEADLINE) -> Facts:
     import torch
 
     other = _other()
     build = torch.version.cuda or torch.version.hip or ""
     if not build:
         return Facts("", other=other, hardware=_hardware())
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(PINNED)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROGRAM, str(PINNED)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=deadline,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:  # which would show the whole program
+        return Facts(build, error=f"no answer after {seconds(deadline)}", hardware=_hardware())
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         return Facts(build, error=lines[-1][:300], hardware=_hardware())

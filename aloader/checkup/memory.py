@@ -11,7 +11,7 @@ from typing import Any, Final
 from aloader.checkup.report import Check, ok, problem, warning
 from aloader.checkup.words import size
 from aloader.options import GIB
-from aloader.pool.limits import cgroups, default_memory_limit, memory_of_cgroup
+from aloader.pool.limits import default_memory_limit, memory_in_cgroups, memory_of_cgroup
 
 resource: Any
 try:
@@ -24,7 +24,6 @@ SHM_ENOUGH: Final = GIB
 
 #: An address space smaller than this many times what batches may take is soon used up: each worker maps it too.
 MAPPED: Final = 4
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,19 +146,9 @@ def _physical() -> int:
 
 
 def _used() -> int | None:
-    """What the cgroup with the narrowest limit has taken, without the files that it can do without."""
-    found: list[tuple[int, int]] = []
-    for folder in cgroups("memory"):
-        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-            numbers = _text(folder / limit), _text(folder / used)
-            if all(map(str.isdigit, numbers)):
-                found.append((int(numbers[0]), max(0, int(numbers[1]) - _files(folder))))
-    return min(found)[1] if found else None
-
-
-def _files(folder: Path) -> int:
-    lines = (line.split() for line in _text(folder / "memory.stat").splitlines())
-    return sum(int(words[1]) for words in lines if words[0] in ("active_file", "inactive_file"))
+    """What the cgroup with the narrowest limit has taken, without what it can do without."""
+    found = [memory for _, memory in memory_in_cgroups()]
+    return max(0, min(found).limit - min(found).available) if found else None
 
 
 def _limit(name: str) -> int | None:

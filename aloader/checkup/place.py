@@ -63,7 +63,10 @@ class Facts:
 
 
 def look(place: str | Store, deadline: float = DEADLINE) -> Facts:
-    aim = aimed(place) if isinstance(place, str) else Aim(place)
+    try:
+        aim = aimed(place) if isinstance(place, str) else Aim(place)
+    except ValueError:  # it says what it was given, which may be secret
+        return Facts("this URL", "it is not one that can be read", "open")
     facts = asyncio.run(_read(aim, deadline))
     if isinstance(aim.place, str) and (path := path_of(aim.place)) is not None:
         device, kind = mounted_at(os.path.realpath(path), _mounts())

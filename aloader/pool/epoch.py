@@ -153,7 +153,7 @@ class Epoch:
                 return batch
             self.counts.failed += 1
             error = outcome.error
-            if isinstance(error, BaseException) and type(error) in (errors.WorkerLost, errors.SampleTimeout):
+            if type(error) is errors.WorkerLost or type(error) is errors.SampleTimeout:
                 fresh = copy.copy(error)  # the dispatcher keeps its own, which must not know frames of the user's
                 fresh.__cause__ = error.__cause__
                 raise fresh

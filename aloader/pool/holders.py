@@ -21,6 +21,9 @@ import torch
 
 _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MOST_STEPS: Final = 20_000
+#: References to the copy of a frame's variables: the frame's, ours, and that of who counts. With more it is somebody's,
+#: by `locals()`, and not ours to clear.
+_FRAMES_OWN: Final = 3
 _LEAVES: Final = (str, bytes, int, float, complex, type(None), type, ModuleType, FunctionType, np.generic)
 
 
@@ -96,7 +99,7 @@ def _roots(frame: FrameType | None) -> Iterator[tuple[_Place, Any]]:
                 variables = one.f_locals
                 scope = f"{code.co_qualname} ({os.path.basename(code.co_filename)}:{one.f_lineno})"
                 yield from [(_Place(name, _kind(value), scope), value) for name, value in variables.items()]
-                if sys.version_info < (3, 13):
+                if sys.version_info < (3, 13) and sys.getrefcount(variables) <= _FRAMES_OWN:
                     variables.clear()  # a copy, which would hold what it has for as long as the function runs
             one = one.f_back
     main = sys.modules.get("__main__")

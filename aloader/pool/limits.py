@@ -48,13 +48,19 @@ def memory_available(root: Path = CGROUPS, own: Path = OWN_CGROUP, machine: Path
     if "MemAvailable" in fields:
         total = 1024 * (fields["MemTotal"] + fields.get("SwapTotal", 0))
         found.append(Memory(total, 1024 * fields["MemAvailable"] + swap))
+    for folder, inside in memory_in_cgroups(root, own):
+        room = min(swap, _swap_in(folder))
+        found.append(Memory(inside.limit + room, inside.available + room))
+    limit = min((one.limit for one in found), default=_NO_LIMIT)
+    return Memory(limit, min((one.available for one in found), default=_NO_LIMIT))
+
+
+def memory_in_cgroups(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> Iterator[tuple[Path, Memory]]:
+    """The same of each cgroup that has a limit, without swap."""
     for folder in cgroups("memory", root, own):
         limit, used = _limit_in(folder), _number_in(folder, "memory.current", "memory.usage_in_bytes")
         if limit is not None and used is not None:
-            room = min(swap, _swap_in(folder))
-            found.append(Memory(limit + room, max(0, limit - used) + _droppable_in(folder) + room))
-    limit = min((one.limit for one in found), default=_NO_LIMIT)
-    return Memory(limit, min((one.available for one in found), default=_NO_LIMIT))
+            yield folder, Memory(limit, max(0, limit - used) + _droppable_in(folder))
 
 
 def _limit_in(folder: Path) -> int | None:

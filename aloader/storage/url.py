@@ -149,6 +149,11 @@ def _without(options: dict[str, Any], store: Store) -> Store:
 def _s3(rest: str, options: dict[str, Any]) -> S3Store:
     place, _, query = rest.partition("?")
     bucket, _, prefix = place.partition("/")
+    if "@" in bucket:
+        raise ValueError(
+            "credentials do not belong into a URL: they come from the environment, or as arguments of open_store: "
+            "access_key=…, secret_key=…"
+        )
     settings: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
     if unknown := settings.keys() - S3_QUERY:  # the values are not shown: they may be secrets
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Awaitables in what a dataset returned, and what becomes of those that nobody will await. Nothing is awaited here."""
+"""Awaitables in what a dataset returned: finding and awaiting them, and what becomes of those that nobody awaits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def has_awaitables(fetched: Any) -> bool:
 def _first(samples: Any) -> Any:
     """The first of these that is one, if any is."""
     for sample in samples:
-        if sample is not BAD:
+        if sample is not BAD and sample is not None:  # None may stand for one that failed
             return sample
     return None
 
@@ -44,3 +44,18 @@ def close_all(fetched: Any) -> None:
             close_all(item)
     elif type(fetched) is dict:
         close_all(list(fetched.values()))
+
+
+async def awaited_within(value: Any) -> Any:
+    """What is awaitable in it, awaited, one after the other."""
+    if inspect.isawaitable(value):
+        return await value
+    if not has_awaitables(value):
+        return value
+    try:
+        if type(value) is dict:
+            return {key: await awaited_within(item) for key, item in value.items()}
+        return type(value)([await awaited_within(item) for item in value])
+    except BaseException:
+        close_all(value)
+        raise

@@ -254,8 +254,8 @@ class _Rest:
             return await self._fetcher.awaited(self._fetched, self._batched, note, seeding, losses)
         try:
             return await self._fetcher.fetch(indices, note, seeding)
-        except Failed:
-            if losses is None:
+        except Failed as failed:
+            if losses is None or not isinstance(failed.cause, Exception):
                 raise
             return await self._each.each(losses, note, seeding)
 

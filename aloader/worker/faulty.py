@@ -35,6 +35,17 @@ class Failed(Exception):  # noqa: N818
         self.cause = cause
 
 
+def blamed(position: int, error: BaseException) -> BaseException:
+    """A sample's error with its position. Our own cancellation passes; one that the user's code raised is its error."""
+    if isinstance(error, Failed | GeneratorExit):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            return error
+    return Failed(position, error)
+
+
 class AllLost(Exception):  # noqa: N818
     """Nothing is left of a ticket's samples, and no batch comes in its place."""
 
@@ -211,9 +222,12 @@ class Losses:
             return f"the sample at position {position} of batch {self._ticket.seq}"
         return f"sample {shortly(self.indices[position])} of batch {self._ticket.seq}"
 
+    def index(self, position: int) -> Any:
+        """What a sample is known by."""
+        return position if self.iterable else self.indices[position]
+
     def _error(self, message: str, position: int) -> SampleError:
-        index = position if self.iterable else self.indices[position]
-        return SampleError(message, index=index, batch=self._ticket.seq, worker=self.policy.worker)
+        return SampleError(message, index=self.index(position), batch=self._ticket.seq, worker=self.policy.worker)
 
     # -- what is said of it ----------------------------------------------------------------------------------------
 

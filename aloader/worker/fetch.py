@@ -13,13 +13,14 @@ from concurrent.futures import Executor
 from contextvars import copy_context
 from functools import partial
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
+from weakref import WeakKeyDictionary
 
 from aloader.worker import at_hand
-from aloader.worker.awaitables import close_all, has_awaitables
+from aloader.worker.awaitables import awaited_within, close_all, has_awaitables
 from aloader.worker.deadlines import Deadlines
 from aloader.worker.each import fetch_carefully
-from aloader.worker.faulty import Failed, Losses
+from aloader.worker.faulty import Failed, Losses, blamed
 from aloader.worker.flight import Begin, Cancelled, Flight, Wrap
 from aloader.worker.generators import AWAITED, TOGETHER, TOGETHER_AWAITED, Own, Seeding, driven
 from aloader.worker.kinds import draws_random_numbers, fetches_one, fetches_together, is_coroutine_function
@@ -101,6 +102,7 @@ class Fetcher:
         self._flight = Flight(concurrency, wrap)
         self.deadlines = Deadlines(sample_timeout, where, self._give_up) if sample_timeout else None
         self._sample: Callable[..., Any] = self._untimed if self.deadlines is None else self._timed
+        self._careful_of: WeakKeyDictionary[asyncio.Task[Any], Losses] = WeakKeyDictionary()  # with deadlines
         self._threads = threads
         self._coroutines = is_coroutine_function(dataset)
         self._draws = draws_random_numbers(dataset)
@@ -157,11 +159,33 @@ class Fetcher:
         return samples if losses.batched else samples[0]
 
     async def _careful(self, position: int, index: Any, begin: Begin, losses: Losses) -> Any:
+        task = self._take_care(losses)
         try:
             losses.check(position)
             return await begin(position, index)
         except Failed as failed:
-            return await losses.fell_async(position, failed.cause, self._call)
+            return await self._instead(task, failed, losses)
+
+    def _take_care(self, losses: Losses | None) -> asyncio.Task[Any] | None:
+        """Remember whose sample this task is for, in case that it has to be given up."""
+        if losses is None or self.deadlines is None:
+            return None
+        task = asyncio.current_task()
+        assert task is not None
+        self._careful_of[task] = losses
+        return task
+
+    async def _instead(self, task: asyncio.Task[Any] | None, failed: Failed, losses: Losses) -> Any:
+        """What stands in the place of a sample that failed: the user's function has the time of one, too."""
+        if task is not None and self._careful_of.pop(task, None) is None:
+            raise failed  # it was given up long ago
+        call = partial(losses.fell_async, failed.position, failed.cause, self._call)
+        if self.deadlines is None:
+            return await call()
+        try:
+            return await self.deadlines.within(failed.position, losses.index(failed.position), call)
+        except BaseException as error:
+            raise blamed(failed.position, error) from None
 
     async def _with_what_is_at_hand(self, taken: at_hand.Taken, note: Note, begin: Begin) -> Any:
         assert self._take is not None
@@ -176,7 +200,9 @@ class Fetcher:
         return taken.samples
 
     def _give_up(self, task: asyncio.Task[Any], position: int, error: Exception) -> None:
-        self._flight.give_up(task, Failed(position, error))
+        failed, losses = Failed(position, error), self._careful_of.pop(task, None)
+        instead: Begin = partial(_raise, failed) if losses is None else partial(self._instead, None, failed, losses)
+        self._flight.give_up(task, instead)
 
     async def _all(self, begins: list[Begin]) -> list[Any]:
         try:
@@ -214,9 +240,9 @@ class Fetcher:
     async def _get(self, index: Any, seeding: Seeding | None) -> Any:
         """A sample. Of one that is a coroutine all generators are one; else its awaitables have others."""
         if seeding is None:
-            return await _awaited(await self._call(lambda: self._dataset[index]))
+            return await awaited_within(await self._call(lambda: self._dataset[index]))
         if self._coroutines:
-            return await driven(seeding.own(index), _awaited(self._dataset[index]))
+            return await driven(seeding.own(index), awaited_within(self._dataset[index]))
         sample = await self._call(lambda: self._dataset[index], seeding.own(index))
         return await seeded(sample, seeding.own(index, AWAITED)) if has_awaitables(sample) else sample
 
@@ -265,6 +291,7 @@ class Fetcher:
 
         async def rest(position: int, sample: Any) -> Any:
             note(position)
+            task = self._take_care(losses)
             own = None if seeding is None else seeding.own(seeding.name(max(0, position)), AWAITED)
             try:
                 if self.deadlines is None:
@@ -274,7 +301,7 @@ class Fetcher:
                 failed = blamed(position, error)
                 if losses is None or not isinstance(failed, Failed):
                     raise failed from None
-                return await losses.fell_async(position, failed.cause, self._call)
+                return await self._instead(task, failed, losses)
 
         try:
             if not batched or type(fetched) is dict:
@@ -308,31 +335,10 @@ class Fetcher:
         return value
 
 
-async def _awaited(value: Any) -> Any:
-    if inspect.isawaitable(value):
-        return await value
-    if not has_awaitables(value):
-        return value
-    try:
-        if type(value) is dict:
-            return {key: await _awaited(item) for key, item in value.items()}
-        return type(value)([await _awaited(item) for item in value])
-    except BaseException:
-        close_all(value)
-        raise
-
-
 async def seeded(value: Any, own: Own | None) -> Any:
     """What is awaitable in it, awaited; with generators of its own, if it has any."""
-    return await (_awaited(value) if own is None else driven(own, _awaited(value)))
+    return await (awaited_within(value) if own is None else driven(own, awaited_within(value)))
 
 
-def blamed(position: int, error: BaseException) -> BaseException:
-    """A sample's error with its position. Our own cancellation passes; one that the user's code raised is its error."""
-    if isinstance(error, Failed | GeneratorExit):
-        return error
-    if isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            return error
-    return Failed(position, error)
+async def _raise(failed: Failed) -> NoReturn:
+    raise failed

@@ -3,8 +3,8 @@
 A group is what one ticket needs. None of its coroutines exists before its turn, so that what waits costs nothing; each
 becomes a task of its own when one that runs has ended. A slow one keeps its own group waiting and nobody else's.
 
-A task that goes on after it was cancelled can be given up: its group fails, its place goes to others, and it is kept
-until it ends, if it ever does.
+A task that goes on after it was cancelled can be given up: another one takes its place, and it is kept until it ends,
+if it ever does.
 """
 
 from __future__ import annotations
@@ -48,13 +48,12 @@ class Flight:
         finally:
             await self._withdraw(group)
 
-    def give_up(self, task: asyncio.Task[Any], error: Exception) -> None:
-        """A task was cancelled and goes on: its group fails with `error`, or waits for it no longer, if it has."""
+    def give_up(self, task: asyncio.Task[Any], instead: Begin) -> None:
+        """A task was cancelled and goes on: what `instead` begins stands in its place, if somebody still waits."""
         for group in self._groups:
             if task in group.tasks and task not in self._given_up and not task.done():
                 self._given_up.add(task)
-                group.give_up(task, error)
-                self._free_place()
+                group.replace(task, instead).add_done_callback(self._on_end)
                 return
 
     def _fill(self) -> None:
@@ -68,11 +67,8 @@ class Flight:
 
     def _on_end(self, task: asyncio.Task[Any]) -> None:
         if self._given_up and task in self._given_up:
-            self._given_up.discard(task)  # others have its place
-        else:
-            self._free_place()
-
-    def _free_place(self) -> None:
+            self._given_up.discard(task)  # another one has its place
+            return
         self._free += 1
         if self._waiting:
             self._fill()
@@ -104,7 +100,7 @@ class Group:
         self._context: Context = copy_context()  # of whoever asks: a task is begun when somebody else's has ended
         self._missing = len(begins)
         self._under_way = 0
-        self._lost: dict[asyncio.Task[Any], Exception] = {}  # those that were given up
+        self._lost: set[asyncio.Task[Any]] = set()  # those that were given up
         self._quiet: asyncio.Future[None] | None = None  # when nothing is under way, for who waits for that
         self.tasks: list[asyncio.Task[Any]] = []
         self.ended: asyncio.Future[None] = self._loop.create_future()
@@ -120,24 +116,30 @@ class Group:
         return range(len(self.tasks), len(self._begins))
 
     def begin_next(self) -> asyncio.Task[Any]:
-        begin = self._begins[len(self.tasks)]
-        coroutine = begin() if self._wrap is None else self._wrap(begin())
-        task = self._loop.create_task(coroutine, context=self._context.copy())
+        task = self._begun(self._begins[len(self.tasks)])
         self.tasks.append(task)
         self._under_way += 1
+        return task
+
+    def replace(self, task: asyncio.Task[Any], begin: Begin) -> asyncio.Task[Any]:
+        """Another one in the place of one that is given up."""
+        self._lost.add(task)
+        other = self.tasks[self.tasks.index(task)] = self._begun(begin)
+        if self._quiet is not None:
+            other.cancel()  # nobody wants its result: all are to end
+        return other
+
+    def _begun(self, begin: Begin) -> asyncio.Task[Any]:
+        coroutine = begin() if self._wrap is None else self._wrap(begin())
+        task = self._loop.create_task(coroutine, context=self._context.copy())
         task.add_done_callback(self._on_end)
         return task
 
-    def give_up(self, task: asyncio.Task[Any], error: Exception) -> None:
-        self._lost[task] = error
-        self._over(failed=True)
-
     def _on_end(self, task: asyncio.Task[Any]) -> None:
         failed = task.cancelled() or task.exception() is not None  # asked of each: or asyncio says that nobody did
-        if not self._lost or task not in self._lost:
-            self._over(failed)
-
-    def _over(self, failed: bool) -> None:
+        if self._lost and task in self._lost:
+            self._lost.discard(task)
+            return
         self._missing -= 1
         self._under_way -= 1
         if (failed or self._missing == 0) and not self.ended.done():
@@ -151,14 +153,11 @@ class Group:
             return
         self._quiet = self._loop.create_future()
         for task in self.tasks:
-            if task not in self._lost:
-                task.cancel()
+            task.cancel()
         await self._quiet
 
     def results(self) -> list[Any]:
         for position, task in enumerate(self.tasks):
-            if task in self._lost:
-                raise self._lost[task]
             if task.done() and task.cancelled():
                 raise Cancelled(position)
             if task.done() and task.exception() is not None:

@@ -31,6 +31,7 @@ class InlineBatches:
         self._indices = indices
         self._maker = maker
         self._owner = owner
+        self._made: list[Any] = []  # and not given: a batch, if its user makes warnings errors
         maker.open(self)
 
     def __iter__(self) -> Self:
@@ -50,6 +51,15 @@ class InlineBatches:
             return self._next()
 
     def _next(self) -> Any:
+        made, maker = self._made, self._maker
+        if not made:
+            made.append(self._make())
+        if maker.tolerance is not None:
+            maker.tolerance.warn()
+        maker.gave()
+        return made.pop()
+
+    def _make(self) -> Any:
         maker = self._maker
         while True:
             try:
@@ -59,8 +69,7 @@ class InlineBatches:
                 raise
             try:
                 batch = maker.make(indices)
-                if maker.tolerance is not None:
-                    maker.count()
+                maker.count()
             except Dry:
                 maker.ran_dry()
                 raise StopIteration from None
@@ -70,7 +79,6 @@ class InlineBatches:
             except BaseException:
                 maker.failed()
                 raise
-            maker.gave()
             return batch
 
     def __len__(self) -> int:
@@ -92,6 +100,7 @@ class ThreadedBatches:
         self._thread = thread
         self._owner = owner
         self._pending: Future[Any] | None = None  # of no loop: it may be taken on another than it was begun on
+        self._ready: list[Any] = []  # made and not given: a batch, if its user makes warnings errors
         self._waiting = False
         self._pid = os.getpid()
         maker.open_later()
@@ -111,12 +120,17 @@ class ThreadedBatches:
             raise LoaderClosed(IN_A_FORK)
         if self._waiting:
             raise LoaderBusy("two tasks wait in one iterator, and a batch goes to one of them only: give each its own")
-        while True:
+        ready, maker = self._ready, self._maker
+        while not ready:
             pending = await self._made()
             try:
-                return self._given(pending)
+                ready.append(self._taken(pending))
             except AllLost:
-                self._maker.omit()
+                maker.omit()
+        if maker.tolerance is not None:
+            maker.tolerance.warn()
+        maker.gave()
+        return ready.pop()
 
     async def _made(self) -> Future[Any]:
         """Have the next batch made. If this is cancelled, it is what the next call waits for."""
@@ -138,11 +152,10 @@ class ThreadedBatches:
         pending, self._pending = self._pending, None
         return pending
 
-    def _given(self, pending: Future[Any]) -> Any:
+    def _taken(self, pending: Future[Any]) -> Any:
         try:
             batch = pending.result()
-            if self._maker.tolerance is not None:
-                self._maker.count()
+            self._maker.count()
         except Dry:
             self._maker.ran_dry()
             raise StopAsyncIteration from None
@@ -156,7 +169,6 @@ class ThreadedBatches:
                     "responsive: make what is bound to a thread in __getitem__, or use plain `for`"
                 )
             raise
-        self._maker.gave()
         return batch
 
     async def aclose(self) -> None:

@@ -6,8 +6,8 @@ import inspect
 from typing import Any
 
 from aloader.worker.awaitables import close_all, has_awaitables
-from aloader.worker.faulty import Failed, Losses
-from aloader.worker.fetch import blamed, seeded
+from aloader.worker.faulty import Failed, Losses, blamed
+from aloader.worker.fetch import seeded
 from aloader.worker.generators import SAMPLE, TOGETHER_AWAITED, Seeding
 
 

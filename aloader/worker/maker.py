@@ -164,12 +164,11 @@ class Maker:
             raise presentable(stop, f"while collating batch {self._seq}") from stop
 
     def count(self) -> None:
-        """Count what has failed in the batch that was made last, and say what there is to say, before it is given.
-        Raises `SampleError` where it is not, since these are too many."""
-        tolerance = self.tolerance
-        if tolerance is not None:
-            error = tolerance.count(self._place, self._left_out)
-            tolerance.warn()
+        """Count what has failed in the batch that was made last, before it is given. Raises `SampleError` where it is
+        not, since these are too many. (What there is to tell is told by whoever gives it: that may raise as well, and
+        must not lose it.)"""
+        if self.tolerance is not None:
+            error = self.tolerance.count(self._place, self._left_out)
             if error is not None:
                 raise error
 

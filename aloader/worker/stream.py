@@ -21,8 +21,8 @@ from torch.utils.data import ChainDataset
 from aloader.channel.marks import Resume, is_stateful
 from aloader.worker.awaitables import close_all
 from aloader.worker.deadlines import Deadlines
-from aloader.worker.faulty import Failed, Losses
-from aloader.worker.fetch import Note, Progress, blamed
+from aloader.worker.faulty import Failed, Losses, blamed
+from aloader.worker.fetch import Note, Progress
 from aloader.worker.generators import OPEN, Seeding, driven
 from aloader.worker.kinds import reads_async
 from aloader.worker.marks import Marker, load, tell

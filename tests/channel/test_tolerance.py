@@ -46,6 +46,7 @@ def test_the_batch_that_goes_beyond_is_an_error_and_so_is_each_with_failed_sampl
 def test_no_error_at_all_may_be_allowed() -> None:
     assert Tolerance("skip", 0).count(place(0), []) is None
     assert Tolerance("skip", 0).count(place(0), lost(1)) is not None
+    assert Tolerance("skip", 0.0).count(place(0), lost(1)) is not None, "whatever the length"
 
 
 def test_a_fraction_is_of_the_epochs_samples() -> None:
@@ -100,4 +101,11 @@ def test_samples_are_called_by_index_and_by_position_where_they_have_none() -> N
     assert place(1, indices={7: 0, 8: 0}).names(lost(1)) == (8,)
     assert place(1, indices="key", batched=False).names(lost(0)) == ("key",)
     assert place(1, indices=None, iterable=True).names(lost(3)) == (3,)
-    assert place(1, indices=iter([])).names(lost(3)) == (3,)
+    assert place(1, indices=iter([5, 6, 7, 8])).names(lost(0, 1)) == (0, 1), "what can be read once is not read here"
+
+
+def test_where_an_index_is_not_known_no_other_one_is_named() -> None:
+    tolerance = Tolerance("drop", 0)
+    error = tolerance.count(place(2, indices=iter([5, 6])), lost(1))
+    assert "this one is the sample at position 1 of batch 2" in str(error)
+    assert "replay" not in str(error)

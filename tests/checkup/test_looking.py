@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import aloader
-from aloader.checkup import counts, cpus, doctor, kernel, memory, place, surroundings
+from aloader.checkup import accelerator, counts, cpus, doctor, kernel, memory, place, surroundings
 from aloader.checkup.report import Check
 from aloader.cli import main
 from aloader.testing import FaultServer
@@ -106,3 +106,17 @@ def test_a_problem_is_the_commands_status(
     assert main(["doctor", str(tmp_path / "gone")]) == 1
     assert capsys.readouterr().out.startswith("problem  storage  LocalStore(")
     assert not aloader.doctor(tmp_path / "gone").ok
+
+
+def test_what_is_wrong_with_a_url_is_said_without_what_is_secret_in_it() -> None:
+    for url in ("s3://key:hush@bucket/prefix", "http://user:hush@[half/x", "http://user:hush\u2100@host/x"):
+        (check,) = place.judge(place.look(url))
+        assert check.state == "problem"
+        assert check.remedy
+        assert "hush" not in repr(check)
+
+
+def test_a_device_that_does_not_answer_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.version.cuda", "12.4")
+    facts = accelerator.look(deadline=0.001)
+    assert facts.error == "no answer after 1 ms"

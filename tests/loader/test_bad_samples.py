@@ -325,3 +325,31 @@ def test_one_warning_for_each_epoch() -> None:
         for _ in range(2):
             list(loader)
     assert [str(one.message)[:11] for one in caught] == ["In epoch 1,", "In epoch 2,"]
+
+
+class TwoWords(SampleError):
+    """Made from more than its message, so that it cannot be copied."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+class Refusing(bad.AsyncBad):
+    async def __getitem__(self, index: int) -> int:
+        raise TwoWords("not", "today")
+
+
+def test_an_error_of_the_users_that_is_a_sample_error_is_raised_as_it_is() -> None:
+    with loader_of(Refusing(4)) as loader, pytest.raises(TwoWords, match="not today") as caught:
+        next(iter(loader))
+    assert caught.traceback[-1].name == "__getitem__"
+
+
+def test_where_warnings_are_errors_no_batch_is_lost_for_one() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SampleWarning)
+        got = taken(iter(loader_of(bad.Bad(), on_error="drop")))
+        assert got == asyncio.run(taken_async(loader_of(bad.Bad(), on_error="drop")))
+    assert [batch for batch in got if batch is not SampleWarning] == EXPECTED["drop"]
+    assert got[1] is SampleWarning
+    assert got[-1] is SampleWarning, "the number of all, at the end"

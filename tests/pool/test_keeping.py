@@ -76,6 +76,14 @@ def test_looking_for_holders_holds_nothing_afterwards() -> None:
     assert gone() is None
 
 
+def test_the_dict_that_locals_gave_somebody_is_left_as_it_is() -> None:
+    tensor, rate = torch.zeros(100), 0.5
+    arguments = locals()
+    (holder,) = holders([span_of(tensor)], inspect.currentframe())
+    assert "`tensor`" in holder.name
+    assert arguments["rate"] == rate
+
+
 def test_odd_objects_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     class Odd:
         @property

@@ -9,8 +9,10 @@ import pytest
 
 from aloader import options
 from aloader.channel.marks import Resume
-from aloader.errors import SampleTimeout
+from aloader.channel.messages import Ticket
+from aloader.errors import SampleError, SampleTimeout
 from aloader.testing.simloop import simulate
+from aloader.worker.faulty import Policy
 from aloader.worker.fetch import Failed, Fetcher
 from aloader.worker.marks import Marker
 from aloader.worker.stream import Stream
@@ -115,6 +117,38 @@ def test_code_that_swallows_its_cancellation_is_late_all_the_same_and_holds_nobo
         left = {task for task in asyncio.all_tasks() if "Fetcher._timed" in repr(task)}
         assert len(left) == 2, "they are left alone"
         await asyncio.wait(left)
+
+    simulate(main)
+
+
+def test_where_samples_may_fail_one_that_is_given_up_has_failed_and_its_batch_has_not() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        asked: list[int] = []
+
+        async def late(error: SampleError) -> int:
+            asked.append(error.index)  # type: ignore[arg-type]
+            await asyncio.sleep(100 if len(asked) > 1 else 1)  # sleep: of virtual time
+            return 77
+
+        kinds = (Policy("skip"), [0, 0, 0]), (Policy("drop"), [0, 0]), (Policy("call", late), [0, 77, 0])
+        for policy, expected in kinds:
+            fetching, began = fetcher(Deaf(), limit=2), loop.time()
+            ticket = Ticket(0, 1, 7, [0, 1, 0], 0)
+            losses = policy.losses(ticket, True, False, None)
+            assert losses is not None
+            assert losses.settled(await fetching.fetch([0, 1, 0], nothing, losses=losses)) == expected
+            assert loop.time() - began == pytest.approx(5 + options.CLOSE_GRACE + len(asked))
+            (failed,) = losses.left_out()
+            assert failed.position == 1
+            assert isinstance(failed.fault, SampleTimeout)
+        losses = policy.losses(ticket, True, False, None)
+        position, error = await failure(fetching.fetch([0, 1, 0], nothing, losses=losses))
+        assert (position, type(error), error.index) == (1, SampleTimeout, 1), "the function has its time, too"
+        left = {task for task in asyncio.all_tasks() if "Fetcher._careful" in repr(task)}
+        assert len(left) == 4
+        await asyncio.wait(left)
+        assert asked == [1, 1], "nobody is asked once more when they end"
 
     simulate(main)
 
