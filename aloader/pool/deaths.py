@@ -90,7 +90,8 @@ def _lost(worker: Worker, exit: Exit, status: Status, sample: Any, hint: str) ->
     elif worker.requested:
         how = "was ended by restart_worker"
     elif exit.incident:
-        how = "was lost with the process that workers are forked from"
+        end = f", which exited with code {exit.exit_code}" if exit.exit_code else ""
+        how = f"was lost with the process that workers are forked from{end}"
     elif exit.signal:
         name = signal.Signals(exit.signal).name if exit.signal in signal.valid_signals() else str(exit.signal)
         how = f"was killed by signal {name}"

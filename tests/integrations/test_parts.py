@@ -78,6 +78,11 @@ def test_every_argument_comes_back():
         "worker_setup": print,
         "seed": 7,
         "distributed": (1, 3),
+        "on_error": "skip",
+        "max_errors": 0.1,
+        "sample_timeout": 3.5,
+        "max_worker_restarts": 5,
+        "max_batches_per_worker": 9,
     }
     assert set(PARAMETERS) - set(SAMPLING) - {"pool"} <= set(given)  # which excludes a context, and has a test below
     made = again(DataLoader(Numbers(), **given))

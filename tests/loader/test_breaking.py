@@ -109,7 +109,7 @@ def test_an_iterator_that_is_dropped_while_its_dataset_is_loaded_says_nothing(tm
 
 def test_a_template_that_cannot_start_is_an_error_and_the_working_folder_is_not_searched(tmp_path):
     source = """
-    import os, sys, aloader
+    import os, sys, warnings, aloader
     os.mkdir("elsewhere")
     os.chdir("elsewhere")
     for name in "signal", "json", "selectors":
@@ -119,6 +119,7 @@ def test_a_template_that_cannot_start_is_an_error_and_the_working_folder_is_not_
         print([int(i) for i in loader])
     os.environ["PYTHONHOME"] = "/nowhere"
     with aloader.DataLoader(range(1), num_workers=1) as loader:
+        warnings.simplefilter("ignore", aloader.WorkerWarning)
         try:
             next(iter(loader))
         except aloader.WorkerLost as error:
