@@ -27,6 +27,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NoReturn
 
+import numpy.random  # noqa: F401  (numpy puts it off until it is used: here it is imported once for all workers)
+
 from aloader.channel import context, life, stages
 from aloader.channel.flags import Flags
 from aloader.channel.job import Job, load, read_index
