@@ -202,6 +202,7 @@ class Epoch:
     def on_ready(self, worker: Worker) -> None:
         """A worker can be given tickets."""
         self._handle(WorkerReady(worker.slot, worker.generation))
+        self._replacing.is_ready()
 
     def on_batch(self, worker: Worker, seq: int, nbytes: int, batch: Unpackable, seconds: tuple[float, float]) -> None:
         """A ticket has been finished, in so many seconds of fetching and collating."""

@@ -33,6 +33,7 @@ class Replacing:
         self._arrivals = record.arrivals()  # of datasets with a state: what is not to be made again
         self._losses: dict[int, BaseException] = {}  # by slot: the latest
         self._untold: list[Warning] = []
+        self._wants_spare = False
 
     def assigned(self, seq: int, slot: int) -> None:
         """A worker is given a ticket."""
@@ -50,6 +51,13 @@ class Replacing:
         assert isinstance(event.error, BaseException)
         self._losses[worker.slot] = event.error
         return event
+
+    def is_ready(self) -> None:
+        """A worker can be given tickets. Whoever has lost one may lose another: the next one is started now, so that it
+        has not to be waited for then, and not while a replacement has yet to come up."""
+        if self._wants_spare:
+            self._wants_spare = False
+            self._crew.prepare(1)
 
     def lost_share(self, slot: int) -> None:
         """Nobody goes on with it."""
@@ -71,7 +79,7 @@ class Replacing:
             self._crew.launcher.lean.add(command.slot)
         failed = self._launch(command.slot, command.generation, self._crew.launch)
         if failed is None:
-            self._crew.prepare(1)  # who has lost one may lose another, which then has not to be waited for
+            self._wants_spare = True
             what = "Another process goes on with its batches: nothing is lost."
             self._untold.append(errors.WorkerWarning(f"{self._losses.pop(command.slot)}\n{what}"))
         return failed
