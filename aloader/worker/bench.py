@@ -143,8 +143,8 @@ class Bench:
             self._generators.put(State.unpacked(states))
 
     def drawn(self, ticket: Ticket) -> State | None:
-        """The generators' states, to be noted for whoever replaces this worker before the ticket is answered. Nothing to
-        note if nobody has drawn since the last time, or if samples have generators of their own."""
+        """The generators' states, to be noted before the ticket is answered, for whoever replaces this worker. None:
+        nobody has drawn since the last time, or samples have generators of their own."""
         return self._watch.changed() if ticket.key is None else None
 
     # -- messages --------------------------------------------------------------------------------------------------
