@@ -334,7 +334,7 @@ class Crew:
         self.flush()
 
     def epoch_over(self, epoch: int) -> None:
-        """Tell the workers that nobody looks at this epoch any more. Whoever waits for a seat leaves that to the next."""
+        """Tell the workers that nobody looks at this epoch any more. Who waits for a seat is asked for by the next."""
         self._host.seats.forget(self)
         for worker in self.workers.values():
             worker.link.send(EpochOver(self.who.dataset, epoch))
