@@ -22,7 +22,6 @@ from aloader import SampleWarning, WorkerWarning
 from .samples import Numbers
 from .streams import share
 
-
 OURS = os.path.dirname(aloader.__file__)
 
 
@@ -170,7 +169,7 @@ def restarts() -> Iterator[list[str]]:
     kinds = {warning.category for warning in seen}
     assert kinds <= {WorkerWarning, SampleWarning}, [str(warning.message) for warning in seen]
     seen = [warning for warning in seen if warning.category is WorkerWarning]
-    assert not [one.filename for one in seen if one.filename.startswith(OURS)], "it is the user's line that it is said of"
+    assert not [one.filename for one in seen if one.filename.startswith(OURS)], "it is said of the user's line"
     texts += [str(warning.message) for warning in seen]
 
 
