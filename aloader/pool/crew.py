@@ -299,7 +299,7 @@ class Crew:
             self._let_go(worker)
             return
         self.read(worker, everything=True)  # the report may overtake its last words
-        if worker.ending:
+        if worker.link.closed:
             return  # they were all that it had to say: another one has its place by now
         self.launcher.states[worker.slot] = worker.noted
         if self.workers.get(worker.slot) is worker:
@@ -334,7 +334,7 @@ class Crew:
         self.flush()
 
     def epoch_over(self, epoch: int) -> None:
-        """Tell the workers that nobody looks at this epoch any more. Places without a process are filled by the next."""
+        """Tell the workers that nobody looks at this epoch any more. Who waits for a seat is asked for by the next."""
         self._host.seats.forget(self)
         for worker in self.workers.values():
             worker.link.send(EpochOver(self.who.dataset, epoch))

@@ -106,4 +106,4 @@ class Replacing:
     def warn(self) -> None:
         """Tell the user, in a step of his."""
         while self._untold:
-            warnings.warn(self._untold.pop(0), stacklevel=3)
+            warnings.warn(self._untold.pop(0), stacklevel=5)  # behind the epoch's step and the driver's two

@@ -108,7 +108,7 @@ class Bench:
         collate_into(self.arena)
         self.asked: Callable[[], bool] = lambda: True  # whether the dataset has asked which worker it is in
         self._stream: tuple[int, Stream] | None = None  # the epoch's
-        self._resume: Resume | None = pickle.loads(start.resume) if start.resume else None
+        self._go_on(pickle.loads(start.resume) if start.resume else None)
         self._job: Job | None = None
         self._by_default = False
         self._policy = Policy(start.on_error, None, start.slot)
@@ -137,14 +137,21 @@ class Bench:
         if self._resume is not None and not self.start.iterable:
             tell(job.dataset, self._resume.mark)
 
+    def _go_on(self, resume: Resume | None) -> None:
+        """Where the next pass begins, if not at the front; and what an iterable dataset carries into it, apart."""
+        self._resume, self._carried = resume, None
+        mark = None if resume is None else resume.mark
+        if resume is not None and mark is not None and mark.before and self.start.iterable:
+            self._resume, self._carried = resume._replace(mark=mark._replace(dataset=None)), mark
+
     def begin_from(self, states: bytes) -> None:
         """Go on where the worker was that this one replaces, if it has drawn anything."""
         if states:
             self._generators.put(State.unpacked(states))
 
     def drawn(self, ticket: Ticket) -> State | None:
-        """The generators' states, to be noted for whoever replaces this worker before the ticket is answered. Nothing to
-        note if nobody has drawn since the last time, or if samples have generators of their own."""
+        """The generators' states, to be noted before the ticket is answered, for whoever replaces this worker. None:
+        nobody has drawn since the last time, or samples have generators of their own."""
         return self._watch.changed() if ticket.key is None else None
 
     # -- messages --------------------------------------------------------------------------------------------------
@@ -162,6 +169,8 @@ class Bench:
 
     def obey(self) -> None:
         """Make the calls that the parent has broadcast. Before a ticket is begun; raises what they raise."""
+        carried, self._carried = self._carried, None
+        tell(self.job.dataset, carried)  # first: calls have been made since then, such as `set_epoch`
         self._calls.make(self.job.dataset)
 
     def _on_message(self, message: Message) -> None:
@@ -182,9 +191,9 @@ class Bench:
                 self.tickets = deque(t for t in self.tickets if t.epoch > epoch)
                 if self._stream is not None and self._stream[0] <= epoch:
                     self._stream = None
-                if self._resume is not None:  # it was for this epoch, and nobody has read
+                if self._resume is not None and self._carried is None:  # it was for this epoch, and nobody has read
                     mark = self._resume.mark
-                    self._resume = None if mark is None else Resume(mark.carried())
+                    self._go_on(None if mark is None else Resume(mark.carried()))
                 self.arena.trim()
             case Call(_, call):
                 self._calls.add(call)

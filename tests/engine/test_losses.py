@@ -167,6 +167,12 @@ def test_so_many_are_replaced_as_may_be():
         assert losses.replaced == most
 
 
+def test_who_cannot_be_replaced_is_not_and_takes_no_restart_from_others():
+    losses = Losses(2, tolerant=False)
+    final = WorkerLost(0, 0, None, "no descriptors", final=True)
+    assert replaced(losses, lost(0), final, final, lost(0), lost(0)) == [True, False, False, True, False]
+
+
 def of_incident(number: int) -> WorkerLost:
     return lost(0)._replace(incident=number)
 

@@ -14,9 +14,9 @@ from torch.utils.data import default_convert
 
 from aloader import options
 from aloader.channel.marks import Mark, Resume
-from aloader.channel.messages import Batch, EpochOver, Failure, Granted, Need, Stop, Ticket
+from aloader.channel.messages import Batch, Call, EpochOver, Failure, Granted, Need, Stop, Ticket
 from aloader.channel.status import Doing
-from aloader.worker import inline
+from aloader.worker import calls, inline
 from tests.loader.samples import Failing, Numbers, Stamped, check
 from tests.worker.bench_kit import bench_of, in_a_thread
 
@@ -185,9 +185,20 @@ class Told:
 def test_where_a_lost_worker_was_in_an_epoch_is_nothing_to_the_next_one(over, begins):
     with bench_of(Told()) as (bench, _):
         bench.start = bench.start._replace(iterable=True)
-        bench._resume = Resume(Mark("told", 30, 30), 5, 5)
+        bench._go_on(Resume(Mark("told", 30, 30), 5, 5))
         bench.hear(over)
+        bench.obey()
         assert bench.stream(5).take(2, [0]) == [("told", begins), ("told", begins + 1)]
+
+
+def test_what_a_dataset_carries_into_an_epoch_is_older_than_the_calls_that_it_has_to_make():
+    with bench_of(Told()) as (bench, _):
+        bench.start = bench.start._replace(iterable=True)
+        bench._go_on(Resume(Mark("before", before=True)))
+        bench.hear([EpochOver(0, 4), Call(0, calls.written("load_state_dict", ("called",)))])
+        stream = bench.stream(5)  # by the server on a loop it is made before the ticket begins
+        bench.obey()
+        assert stream.take(1, [0]) == [("called", 0)]
 
 
 @pytest.mark.parametrize("end", [EpochOver(0, 0), Stop()], ids=["epoch over", "stop"])
