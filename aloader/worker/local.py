@@ -61,7 +61,7 @@ class LocalCrew:
         self.who = who
         self._policy = Policy(who.on_error, on_error)
         self._resume: Resume | None = None  # where the next epoch goes on
-        self.workers = {0: LocalWorker(self)}
+        self.workers = {0: LocalWorker(self, guesses=collate_fn is not default_collate)}
         self.when_gone: Callable[[], object] | None = None
         self._dataset = dataset
         self._marker = Marker(dataset)
