@@ -30,11 +30,11 @@ from aloader.channel.stacks import Stack, different
 from aloader.channel.status import Doing
 from aloader.errors import BatchTooLarge
 from aloader.ranks import Ranks
-from aloader.worker.bench import Clock, located
+from aloader.worker.bench import Clock
 from aloader.worker.collation import estimate
 from aloader.worker.concurrent import enter
 from aloader.worker.dataclass_collation import collating
-from aloader.worker.faulty import AllLost, Failed, Policy
+from aloader.worker.faulty import AllLost, Failed, Policy, located
 from aloader.worker.fetch import Fetcher
 from aloader.worker.generators import COLLATE, Seeding
 from aloader.worker.marks import Marker, tell

@@ -142,6 +142,7 @@ def test_where_samples_may_fail_one_that_is_given_up_has_failed_and_its_batch_ha
             (failed,) = losses.left_out()
             assert failed.position == 1
             assert isinstance(failed.fault, SampleTimeout)
+            assert (failed.fault.index, failed.fault.batch) == (1, 7)
         losses = policy.losses(ticket, True, False, None)
         position, error = await failure(fetching.fetch([0, 1, 0], nothing, losses=losses))
         assert (position, type(error), error.index) == (1, SampleTimeout, 1), "the function has its time, too"
