@@ -232,6 +232,39 @@ def test_time_in_which_the_loop_stood_still_is_not_counted() -> None:
     simulate(main)
 
 
+class Failing:
+    """Read from the front; sample 1 cannot be read."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __aiter__(self) -> Failing:
+        return self
+
+    async def __anext__(self) -> int:
+        self.read += 1
+        if self.read == 2:
+            raise ValueError("not that one")
+        return self.read
+
+
+def test_the_function_for_what_cannot_be_read_has_the_time_of_a_sample() -> None:
+    async def late(error: SampleError) -> int:
+        await asyncio.sleep(100)  # sleep: of virtual time
+        return 0
+
+    async def main() -> None:
+        data, loop = Failing(), asyncio.get_running_loop()
+        stream = Stream(data, False, Marker(data))
+        stream.deadlines = fetcher(data).deadlines
+        losses = Policy("call", late).losses(Ticket(0, 1, 7, None, 0), True, True, None)
+        position, error = await failure(stream.take_async(3, nothing, None, losses))
+        assert (position, loop.time()) == (1, 5)
+        assert str(error).startswith("a sample has taken longer than 5 s")
+
+    simulate(main)
+
+
 class Positions(list[int]):
     """A page's progress, which remembers."""
 
