@@ -9,6 +9,7 @@ import asyncio
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -53,7 +54,8 @@ def look(deadline: float = DEADLINE) -> Facts:
     if os.environ.get("ALOADER_DEBUG", "0") not in ("", "0"):
         return Facts(0, 0, debug=True)
     try:
-        return asyncio.run(_within(deadline))
+        with warnings.catch_warnings(action="ignore"):  # about the program's surroundings, which are not looked at here
+            return asyncio.run(_within(deadline))
     except TimeoutError:
         return Facts(0, 0, f"no batch after {seconds(deadline)}", late=True)
     except Exception as error:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from aloader import WorkerWarning
+from aloader import SampleWarning, WorkerWarning
 
 from .samples import Numbers
 from .streams import share
@@ -157,14 +157,15 @@ class AsyncStream:
 
 @contextmanager
 def restarts() -> Iterator[list[str]]:
-    """What the user is told of workers that were replaced; no other warning is given."""
+    """What the user is told of workers that were replaced; no other warning is given, but of samples left out."""
     texts: list[str] = []
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         warnings.filterwarnings("ignore", "This DataLoader will create")
         yield texts
-    assert {warning.category for warning in seen} <= {WorkerWarning}, [str(warning.message) for warning in seen]
-    texts += [str(warning.message) for warning in seen]
+    told = [warning for warning in seen if warning.category is not SampleWarning]
+    assert {warning.category for warning in told} <= {WorkerWarning}, [str(warning.message) for warning in told]
+    texts += [str(warning.message) for warning in told]
 
 
 def run(loader: Iterable[Any]) -> list[Any]:

@@ -44,14 +44,12 @@ def test_it_is_named_after_three_deaths_and_nothing_else_is_lost(pool, tmp_path,
     assert poisoned(dataset(Fate(tmp_path / "fate", always=(5,))), pool) == ({2: 5}, 3)
 
 
-@pytest.mark.xfail(reason="a suspected batch is not fetched sample by sample yet: nobody knows which one it was")
 def test_also_where_one_call_fetches_the_whole_batch(pool, tmp_path):
     places, told = poisoned(Together(Fate(tmp_path / "fate", always=(5,))), pool)
     assert places == {2: 5}
     assert told <= 4
 
 
-@pytest.mark.xfail(reason="threads do not fetch a suspected batch sample by sample yet")
 def test_also_in_threads(pool, tmp_path):
     places, told = poisoned(Mortal(Fate(tmp_path / "fate", always=(5,))), pool, concurrency=4)
     assert places == {2: 5}
@@ -79,7 +77,6 @@ def test_three_deaths_at_three_samples_of_a_batch_are_nobodys_fault(pool, tmp_pa
     assert len(told) == 4
 
 
-@pytest.mark.xfail(reason="workers do not leave samples out of a batch yet")
 @pytest.mark.parametrize("on_error", ["skip", "drop"])
 def test_where_bad_samples_are_left_out_it_is_left_out(pool, tmp_path, on_error):
     dataset = Mortal(Fate(tmp_path / "fate", always=(5,)))
