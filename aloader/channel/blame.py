@@ -27,10 +27,10 @@ def shortly(value: object) -> str:
 
 
 def named(indices: Any, position: int, batched: bool) -> Any:
-    """The index at a position of a ticket. Raises LookupError where it has none: of an iterator, which is used up."""
+    """The index at a position of a ticket. Raises LookupError where it has none that is known: in an iterator, too."""
     if not batched:
         return indices
-    if hasattr(type(indices), "__next__"):
+    if hasattr(type(indices), "__next__"):  # not ours to read
         raise LookupError(position)
     try:
         return next(itertools.islice(indices, position, None))  # torch takes any iterable: a set, a dict's keys

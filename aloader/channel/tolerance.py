@@ -36,7 +36,7 @@ class Place(NamedTuple):
     iterable: bool
     worker: int | None = None
 
-    def index(self, position: int) -> Any:
+    def index_at(self, position: int) -> Any:
         """A sample's index. Raises LookupError where it has none."""
         if self.iterable:
             raise LookupError(position)
@@ -45,7 +45,7 @@ class Place(NamedTuple):
     def name(self, position: int) -> Any:
         """What a sample is called: by its index; where it has none by its position."""
         try:
-            return self.index(position)
+            return self.index_at(position)
         except LookupError:
             return position
 
@@ -131,7 +131,7 @@ class Tolerance:
 def _where(place: Place, position: int) -> tuple[str, str]:
     """Which sample it is, in words, and how to fetch it again."""
     try:
-        index = place.index(position)
+        index = place.index_at(position)
     except LookupError:
         return f"the sample at position {position} of batch {place.seq}", ""
     return f"sample {shortly(index)} of batch {place.seq}", hint(index)

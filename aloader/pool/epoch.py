@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 from aloader import errors, options
+from aloader.channel.blame import named
 from aloader.channel.faults import pack_fault, unpack_fault
 from aloader.channel.messages import Granted, LeftOut, Ticket
 from aloader.channel.record import Record
@@ -335,9 +336,7 @@ class Epoch:
         indices = self._indices.get(seq)
         if epoch != self.number or indices is None or position < 0:
             return None
-        if not self._crew.who.auto_collation:
-            return indices
         try:
-            return indices[position]
-        except (IndexError, TypeError, KeyError):
+            return named(indices, position, self._crew.who.auto_collation)
+        except LookupError:
             return None

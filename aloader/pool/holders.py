@@ -13,6 +13,7 @@ import sys
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -123,17 +124,17 @@ def _reached(roots: Iterable[tuple[_Place, Any]]) -> Iterator[tuple[_Place, Any]
         seen.add(id(value))
         if isinstance(value, torch.Tensor | np.ndarray):
             yield place, value
-        else:
-            waiting.extend(_inside(place, value))
+        elif (room := _MOST_STEPS - steps - len(waiting)) > 0:  # what comes behind will not be looked at
+            waiting.extend(_inside(place, value, -(-room // 2)))  # and others shall have some of it
 
 
-def _inside(place: _Place, value: Any) -> list[tuple[_Place, Any]]:
-    """What a container holds, under its name, and what an object's attributes are, under theirs."""
+def _inside(place: _Place, value: Any, most: int) -> list[tuple[_Place, Any]]:
+    """What a container holds, under its name, and what an object's attributes are, under theirs: so many at most."""
     try:
         if isinstance(value, dict):
-            return [(place, item) for item in list(value.values())]
+            return [(place, item) for item in list(islice(value.values(), most))]
         if isinstance(value, list | tuple | set | frozenset | deque):
-            return [(place, item) for item in list(value)]
+            return [(place, item) for item in list(islice(value, most))]
         attributes = value.__dict__
         if type(attributes) is not dict:
             return []

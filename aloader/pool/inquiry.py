@@ -138,9 +138,11 @@ class Process(NamedTuple):
 
 
 def indices_of(indices: Any, batched: bool) -> list[Any]:
-    """The sample indices of a ticket."""
+    """The sample indices of a ticket, as far as they can be read without taking them from who fetches them."""
     if not batched:
         return [indices]
+    if hasattr(type(indices), "__next__"):
+        return []
     try:
         return list(indices)
     except TypeError:

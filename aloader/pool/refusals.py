@@ -32,7 +32,7 @@ def refusal(seq: int, nbytes: int, held: int, memory: Memory) -> str:
 
 def denied(crew: Any, epoch: Any, worker: Any, seq: int, nbytes: int) -> bool:
     """Whether a worker that asks for so much cannot have it. Then it is told so, and answers with that."""
-    if nbytes < options.LARGE_BATCH_BYTES:
+    if nbytes < options.LARGE_BATCH_BYTES or getattr(worker, "guesses", False):
         return False
     arenas = sum(one.mappings.nbytes for one in crew.workers.values() if hasattr(one, "mappings"))
     reason = refusal(seq, nbytes, max(arenas, epoch.statistics.reserved), memory_available())

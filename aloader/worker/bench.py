@@ -44,11 +44,11 @@ from aloader.channel.messages import (
 )
 from aloader.channel.payload import Packed, address_of, pack
 from aloader.channel.status import Doing, StatusPage
-from aloader.errors import BatchTooLarge, SampleTimeout
+from aloader.errors import BatchTooLarge
 from aloader.worker.calls import Calls
 from aloader.worker.collation import collate_into, estimate
 from aloader.worker.dataclass_collation import collating
-from aloader.worker.faulty import AllLost, Failed, Losses, Policy
+from aloader.worker.faulty import AllLost, Failed, Losses, Policy, located
 from aloader.worker.fetch import Progress, fetch_inline
 from aloader.worker.generators import COLLATE, Seeding, nobodys, unseeded
 from aloader.worker.marks import Marker, tell
@@ -322,13 +322,6 @@ class Bench:
         else:
             note = f"in batch {ticket.seq} (indices {shortly(ticket.indices)})"
         self.link.send(Failure(ticket.dataset, ticket.epoch, ticket.seq, pack_fault(error, worker, note)))
-
-
-def located(error: BaseException, ticket: Ticket, worker: int) -> BaseException:
-    """An error that knows whose it is, if it is one that wants to."""
-    if isinstance(error, SampleTimeout) and error.batch < 0:
-        error.batch, error.worker = ticket.seq, worker
-    return error
 
 
 def _unsharded(dataset: Any, num_workers: int) -> str:

@@ -102,6 +102,7 @@ class Epoch:
         self._over: BaseException | None = None  # what the sampler ended with
         self._generators = Generators(shared=True)
         self._left_out: tuple[LeftOut, ...] = ()  # of the batch that was made last
+        self._ready: list[Any] = []  # made and not given: a batch, if its user makes warnings errors
         self._omitted: list[tuple[int, int, bytes | None]] = []  # since the user had a batch
         self.taken: tuple[int, Any, int | None, int, tuple[Any, ...]] | None = None  # as `Run.taken`
         plan.source.prepare()
@@ -120,6 +121,13 @@ class Epoch:
 
         What was cancelled or interrupted is made again next time.
         """
+        if not self._ready:
+            self._ready.append(await self._next())
+        if self.plan.tolerance is not None:
+            self.plan.tolerance.warn()
+        return self._ready.pop()
+
+    async def _next(self) -> Any:
         while True:
             if self.plan.owner.closed:
                 raise LoaderClosed("the loader has been closed; make a new one")
@@ -152,15 +160,14 @@ class Epoch:
         return self._streams[id(slot)].mark if self.plan.iterable else slot.marker.take()
 
     def _count(self, slot: Place, number: int, ticket: Ticket) -> None:
-        """Before a batch is given: count what has failed in it, and say what there is to say. Raises `SampleError`
-        where it is not given, since these are too many."""
+        """Before a batch is given: count what has failed in it. Raises `SampleError` where it is not given, since these
+        are too many."""
         plan, worker = self.plan, number if isinstance(slot, Slot) else None
         indices = None if plan.iterable else ticket.indices
         place = Counted(self.record.number_of(ticket.seq), indices, plan.batched, plan.iterable, worker)
         self.taken = place.seq, indices, worker, plan.number, place.names(self._left_out)
         if plan.tolerance is not None:
             error = plan.tolerance.count(place, self._left_out)
-            plan.tolerance.warn()
             if error is not None:
                 raise error
 

@@ -22,7 +22,7 @@ from aloader import options
 from aloader.channel.blame import blame, shortly
 from aloader.channel.faults import brief, pack_fault, unpack_fault
 from aloader.channel.messages import LeftOut, Ticket
-from aloader.errors import SampleError
+from aloader.errors import SampleError, SampleTimeout
 from aloader.worker.generators import Own, Seeding, driven
 
 
@@ -44,6 +44,13 @@ def blamed(position: int, error: BaseException) -> BaseException:
         if task is not None and task.cancelling():
             return error
     return Failed(position, error)
+
+
+def located(error: BaseException, ticket: Ticket, worker: int) -> BaseException:
+    """An error that knows whose it is, if it is one that wants to."""
+    if isinstance(error, SampleTimeout) and error.batch < 0:
+        error.batch, error.worker = ticket.seq, worker
+    return error
 
 
 class AllLost(Exception):  # noqa: N818
@@ -163,7 +170,7 @@ class Losses:
         """Note it. The error that the user's function is asked with, if there is one."""
         if not self.forgives or position < 0 or position in self.lost or not isinstance(error, Exception):
             raise Failed(position, error) from None
-        self.lost[position] = error
+        self.lost[position] = located(error, self._ticket, self.policy.worker)
         if self.policy.word != "call":
             return None
         asked = self._error(f"{self._where(position)} failed: {brief(error)}", position)

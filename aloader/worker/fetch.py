@@ -182,8 +182,9 @@ class Fetcher:
         call = partial(losses.fell_async, failed.position, failed.cause, self._call)
         if self.deadlines is None:
             return await call()
+        index = None if losses.iterable else losses.index(failed.position)
         try:
-            return await self.deadlines.within(failed.position, losses.index(failed.position), call)
+            return await self.deadlines.within(failed.position, index, call)
         except BaseException as error:
             raise blamed(failed.position, error) from None
 

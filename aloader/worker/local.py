@@ -30,11 +30,11 @@ from aloader.channel.stacks import Stack, different
 from aloader.channel.status import Doing
 from aloader.errors import BatchTooLarge
 from aloader.ranks import Ranks
-from aloader.worker.bench import Clock, located
+from aloader.worker.bench import Clock
 from aloader.worker.collation import estimate
 from aloader.worker.concurrent import enter
 from aloader.worker.dataclass_collation import collating
-from aloader.worker.faulty import AllLost, Failed, Policy
+from aloader.worker.faulty import AllLost, Failed, Policy, located
 from aloader.worker.fetch import Fetcher
 from aloader.worker.generators import COLLATE, Seeding
 from aloader.worker.marks import Marker, tell
@@ -61,7 +61,7 @@ class LocalCrew:
         self.who = who
         self._policy = Policy(who.on_error, on_error)
         self._resume: Resume | None = None  # where the next epoch goes on
-        self.workers = {0: LocalWorker(self)}
+        self.workers = {0: LocalWorker(self, guesses=collate_fn is not default_collate)}
         self.when_gone: Callable[[], object] | None = None
         self._dataset = dataset
         self._marker = Marker(dataset)

@@ -41,7 +41,9 @@ class LocalWorker:
     slot = 0
     generation = 0
 
-    def __init__(self, crew: Employer) -> None:
+    def __init__(self, crew: Employer, *, guesses: bool = False) -> None:
+        """`guesses`: what it asks memory for is of another size, perhaps: a `collate_fn` of the user's makes it."""
+        self.guesses = guesses
         self.pid = os.getpid()
         self.link = self.page = self  # one object plays all three: nothing is sent and nothing is mapped
         self.served = 0  # as a worker's

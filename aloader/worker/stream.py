@@ -216,7 +216,13 @@ class Stream:
         failed = blamed(position, error)
         if not isinstance(failed, Failed):
             raise failed from None
-        return await self._forgiving(position, error, losses).fell_async(position, error)
+        call = partial(self._forgiving(position, error, losses).fell_async, position, error)
+        if self.deadlines is None:
+            return await call()
+        try:  # the user's function has the time of a sample, too
+            return await self.deadlines.within(position, None, call)
+        except BaseException as raised:
+            raise blamed(position, raised) from None
 
     async def _open_async(self) -> None:
         dataset = self._dataset

@@ -6,13 +6,14 @@ import asyncio
 import functools
 import http.server
 import json
+import logging
 import threading
 from pathlib import Path
 
 import pytest
 
 import aloader
-from aloader.checkup import accelerator, counts, cpus, doctor, kernel, memory, place, surroundings
+from aloader.checkup import accelerator, counts, cpus, doctor, kernel, memory, place, surroundings, trial
 from aloader.checkup.report import Check
 from aloader.cli import main
 from aloader.testing import FaultServer
@@ -96,6 +97,18 @@ def test_the_command_looks_at_everything_and_starts_a_worker(
     assert "the first batch" in found["workers"]["finding"]
     assert not [check for check in report["checks"] if "could not be looked at" in check["finding"]]
     assert {"python", "torch", "extras", "cpus", "memory", "descriptors", "memfd", "clock", "storage"} < set(found)
+
+
+@pytest.mark.slow
+def test_what_is_told_of_the_programs_surroundings_is_no_problem_of_the_machine() -> None:
+    logger = logging.getLogger("of-the-users")
+    handler = logging.StreamHandler()
+    handler.formatter = logging.Formatter(defaults={"lock": threading.Lock()})  # cannot be made again in a worker
+    logger.addHandler(handler)
+    try:
+        assert trial.look().error == ""
+    finally:
+        logger.removeHandler(handler)
 
 
 def test_a_problem_is_the_commands_status(

@@ -345,7 +345,9 @@ def test_an_error_of_the_users_that_is_a_sample_error_is_raised_as_it_is() -> No
     assert caught.traceback[-1].name == "__getitem__"
 
 
-def test_where_warnings_are_errors_no_batch_is_lost_for_one() -> None:
+@pytest.mark.parametrize("debugging", ["0", "1"])
+def test_where_warnings_are_errors_no_batch_is_lost_for_one(debugging: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALOADER_DEBUG", debugging)
     with warnings.catch_warnings():
         warnings.simplefilter("error", SampleWarning)
         got = taken(iter(loader_of(bad.Bad(), on_error="drop")))

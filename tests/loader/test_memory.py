@@ -279,3 +279,22 @@ async def test_all_processes_together_stay_within_the_limit():
     # Each worker has the samples of one batch, which it has not collated. The consumer has one batch and has just let
     # go of another; and one batch, the next, may go ahead where the limit is reached.
     assert most <= base + limit + (4 + 2 + 1) * batch + (16 << 20)
+
+
+class Expanded:
+    """Samples that are larger than any memory, and take none."""
+
+    def __len__(self) -> int:
+        return 4
+
+    async def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((1,), index).expand(1 << 46)
+
+
+def test_what_a_collate_fn_makes_is_not_refused_for_the_size_of_the_samples():
+    def firsts(samples: list[torch.Tensor]) -> list[int]:
+        return [int(sample[0]) for sample in samples]
+
+    assert list(DataLoader(Expanded(), batch_size=2, collate_fn=firsts)) == [[0, 1], [2, 3]]
+    with pytest.raises(BatchTooLarge):
+        next(iter(DataLoader(Expanded(), batch_size=2)))

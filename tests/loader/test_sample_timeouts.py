@@ -160,6 +160,22 @@ async def test_a_sample_that_is_stuck_again_fails_in_its_place():
     assert "time.sleep(60)" in error.stack
 
 
+class StuckTogether(Numbers):
+    """A call for sample 5 and others never returns."""
+
+    def __getitems__(self, indices):
+        if 5 in indices:
+            threading.Event().wait()
+        return indices
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::aloader.WorkerWarning")
+def test_a_call_for_many_that_is_stuck_costs_nobody_else_anything():
+    loader = DataLoader(StuckTogether(12), batch_size=4, num_workers=1, sample_timeout=0.1)
+    assert outcomes(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]], "one by one it can be had"
+
+
 @pytest.mark.slow
 def test_a_worker_that_is_late_can_be_restarted_by_hand(tmp_path):
     loader = DataLoader(StuckOnce(12, tmp_path), batch_size=2, num_workers=2, timeout=0.3)

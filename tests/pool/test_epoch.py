@@ -57,9 +57,11 @@ class Staff:
 
 
 class Made:
+    mark = None
+    left_out = ()
+
     def __init__(self, batch: Any) -> None:
         self.batch = batch
-        self.mark = None
 
     def unpack(self) -> Any:
         if isinstance(self.batch, Exception):

@@ -129,6 +129,9 @@ def test_what_the_kernel_knows_of_this_process() -> None:
 def test_indices_in_words() -> None:
     assert indices_of([3, 1], True) == [3, 1]
     assert indices_of(3, True) == [3]
+    once = iter([3, 1])
+    assert indices_of(once, True) == []
+    assert list(once) == [3, 1], "left for the worker that fetches them"
     assert indices_of([3, 1], False) == [[3, 1]]
     assert in_words([3]) == "sample 3"
     assert in_words(["a", "b"]) == "samples 'a', 'b'"

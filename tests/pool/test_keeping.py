@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 import weakref
 from typing import Any
@@ -82,6 +83,20 @@ def test_the_dict_that_locals_gave_somebody_is_left_as_it_is() -> None:
     (holder,) = holders([span_of(tensor)], inspect.currentframe())
     assert "`tensor`" in holder.name
     assert arguments["rate"] == rate
+
+
+class Endless(list[int]):
+    """Longer than anybody can look through, as a list of a hundred million numbers is."""
+
+    def __iter__(self) -> Any:
+        return itertools.count()
+
+
+def test_of_long_containers_no_more_is_looked_at_than_there_is_time_for() -> None:
+    long, kept = [Endless() for _ in range(9)], [torch.zeros(100)]
+    (holder,) = holders([span_of(kept[0])], inspect.currentframe())
+    assert "`kept`" in holder.name
+    assert len(long) == 9
 
 
 def test_odd_objects_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:

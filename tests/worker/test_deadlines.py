@@ -142,6 +142,7 @@ def test_where_samples_may_fail_one_that_is_given_up_has_failed_and_its_batch_ha
             (failed,) = losses.left_out()
             assert failed.position == 1
             assert isinstance(failed.fault, SampleTimeout)
+            assert (failed.fault.index, failed.fault.batch) == (1, 7)
         losses = policy.losses(ticket, True, False, None)
         position, error = await failure(fetching.fetch([0, 1, 0], nothing, losses=losses))
         assert (position, type(error), error.index) == (1, SampleTimeout, 1), "the function has its time, too"
@@ -227,6 +228,39 @@ def test_time_in_which_the_loop_stood_still_is_not_counted() -> None:
         fetching = fetcher(Blocking(skip))
         assert await fetching.fetch([4, 0, 4], nothing) == [4, 0, 4]
         assert loop.time() >= began + 60
+
+    simulate(main)
+
+
+class Failing:
+    """Read from the front; sample 1 cannot be read."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __aiter__(self) -> Failing:
+        return self
+
+    async def __anext__(self) -> int:
+        self.read += 1
+        if self.read == 2:
+            raise ValueError("not that one")
+        return self.read
+
+
+def test_the_function_for_what_cannot_be_read_has_the_time_of_a_sample() -> None:
+    async def late(error: SampleError) -> int:
+        await asyncio.sleep(100)  # sleep: of virtual time
+        return 0
+
+    async def main() -> None:
+        data, loop = Failing(), asyncio.get_running_loop()
+        stream = Stream(data, False, Marker(data))
+        stream.deadlines = fetcher(data).deadlines
+        losses = Policy("call", late).losses(Ticket(0, 1, 7, None, 0), True, True, None)
+        position, error = await failure(stream.take_async(3, nothing, None, losses))
+        assert (position, loop.time()) == (1, 5)
+        assert str(error).startswith("a sample has taken longer than 5 s")
 
     simulate(main)
 
