@@ -257,7 +257,8 @@ def test_input_from_a_pipe_is_shared_line_by_line(tmp_path):
 def test_pythonbreakpoint_is_respected(tmp_path, hook, said):
     (tmp_path / "hooks.py").write_text(
         "import sys\ndef hook():\n"
-        "    frame = sys._getframe(1)\n    print('hook at', frame.f_locals['index'], 'reads', input(), flush=True)\n"
+        "    frame = sys._getframe(1)\n"
+        "    sys.stdout.write(f'hook at {frame.f_locals[\"index\"]} reads {input()}\\n')\n    sys.stdout.flush()\n"
     )
     body = "go(DataLoader(Data([3]), batch_size=2, num_workers=1))"
     env = {"PYTHONBREAKPOINT": hook.replace("program", "hooks")}
