@@ -121,8 +121,8 @@ KILLED = """
 import os, sys
 from aloader.testing.faultserver import FaultServer
 with FaultServer({"key": b""}) as server:
-    os.fork() or os.execvp("sleep", ["sleep", "60"])
-    print("running", flush=True)
+    sleeper = os.fork() or os.execvp("sleep", ["sleep", "60"])
+    print(sleeper, flush=True)
     sys.stdin.read()
 """
 
@@ -138,12 +138,11 @@ def test_the_server_dies_with_the_program_that_started_it_however_that_ends(tmp_
     assert program.stdin is not None
     assert program.stdout is not None
     with program.stdin, program.stdout:
-        assert program.stdout.readline() == b"running\n"
+        sleeper = psutil.Process(int(program.stdout.readline()))
         family = psutil.Process(program.pid).children(recursive=True)
         assert any("faultprocess" in part for each in family for part in each.cmdline())
         program.send_signal(signal.SIGKILL)
         program.wait()
-        sleeper = next(each for each in family if each.name() == "sleep")
         _, left = psutil.wait_procs([each for each in family if each != sleeper], timeout=10)
         sleeper.kill()
     assert not left
