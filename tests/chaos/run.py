@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +221,7 @@ def _sum_up(outcome: Outcome, scenario: Scenario, watch: Watch) -> None:
 def _quiet(complaints: list[str]) -> Iterator[None]:
     """Warnings are complaints, `WorkerWarning` apart, and so is what threads and finalizers raise."""
     hooks = sys.unraisablehook, threading.excepthook
-    sys.unraisablehook = lambda raised: complaints.append(f"unraisable: {raised.exc_value!r} in {raised.object!r}")
+    sys.unraisablehook = partial(_unraisable, complaints)
     threading.excepthook = lambda raised: complaints.append(f"in a thread: {raised.exc_value!r}")
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -233,6 +234,12 @@ def _quiet(complaints: list[str]) -> Iterator[None]:
                 complaints.append(f"{warning.category.__name__}: {warning.message}")
     finally:
         sys.unraisablehook, threading.excepthook = hooks
+
+
+def _unraisable(complaints: list[str], raised: Any) -> None:
+    """Ctrl-C may come while Python runs a finalizer, where it cannot be raised: nobody's fault."""
+    if not isinstance(raised.exc_value, KeyboardInterrupt):
+        complaints.append(f"unraisable: {raised.exc_value!r} in {raised.object!r}")
 
 
 @contextlib.contextmanager
