@@ -82,7 +82,7 @@ def one(chosen: Scenario) -> Outcome:
         took = _wait_for(heard, chosen.parent.batch)
         time.sleep(chosen.parent.delay)  # sleep: the moment at which it is killed is what is tested
         os.kill(pid, chosen.parent.signal)
-        outcome.complaints += _ended(pid)
+        outcome.complaints += _ended(pid, chosen.parent.signal)
         gone = _gone()
         os.close(heard)
         outcome.complaints += [f"left behind: {what}" for what in gone[1]]
@@ -133,13 +133,18 @@ def _wait_for(heard: int, batches: int) -> int:
     return seen - 1
 
 
-def _ended(pid: int) -> list[str]:
-    """Wait for its end; complain if it does not come."""
+def _ended(pid: int, signalled: int) -> list[str]:
+    """Wait for its end; complain if it does not come. Ctrl-C is pressed once more after a while: what it raises is lost
+    where it comes while Python runs a finalizer."""
     deadline = time.monotonic() + TO_END
+    again = deadline - TO_END / 2 if signalled == signal.SIGINT else deadline
     while time.monotonic() < deadline:
         found, _ = os.waitpid(pid, os.WNOHANG)
         if found:
             return []
+        if time.monotonic() > again:
+            os.kill(pid, signalled)
+            again = deadline
         time.sleep(0.001)  # sleep: until it has gone
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
