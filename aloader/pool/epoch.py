@@ -291,10 +291,11 @@ class Epoch:
         self.record.assigned(seq, slot)
         self._replacing.assigned(seq, slot)
         worker.served += 1
-        barred = tuple((at, pack_fault(cast("BaseException", error), "the main process")) for at, error in without)
-        who = self._crew.who.dataset, self.number
+        ticket = Ticket(self._crew.who.dataset, self.number, seq, indices, allowance, self._key)
+        if alone or without:
+            ticket = ticket._replace(alone=alone, without=tuple((at, _packed(error)) for at, error in without))
         try:
-            worker.link.send(Ticket(*who, seq, indices, allowance, self._key, alone, barred))
+            worker.link.send(ticket)
         except Exception as error:
             error.add_note(f"the sampler's indices for batch {seq} could not be sent to a worker")
             self._events.append(TicketFailed(slot, generation, seq, error))
@@ -340,3 +341,9 @@ class Epoch:
             return named(indices, position, self._crew.who.auto_collation)
         except LookupError:
             return None
+
+
+def _packed(error: object) -> bytes:
+    """The error that stands for a sample which is not fetched any more."""
+    assert isinstance(error, BaseException)
+    return pack_fault(error, "the main process")
