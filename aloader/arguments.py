@@ -5,11 +5,13 @@ from __future__ import annotations
 import operator
 from typing import Any, Final
 
+import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterDataPipe, MapDataPipe, Sampler, SequentialSampler
 
 from aloader import ranks
 from aloader.channel.marks import is_stateful
+from aloader.device.accelerators import Accelerator
 from aloader.pool.pool import NO_WORKERS, WorkerPool
 from aloader.ranks import Ranks
 from aloader.sampling import DistributedSampler, ShuffledSampler
@@ -157,6 +159,42 @@ def _check_count(name: str, value: Any, least: int) -> None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_device(device: Any, prefetch: Any, transform: Any, pin_memory: Any) -> None:
+    """Where batches are handed out. Initialises nothing: whether there is such a device is seen when it is used."""
+    if isinstance(pin_memory, str) and pin_memory != "arena":
+        raise ValueError(f'pin_memory option should be True, False or "arena", but got pin_memory={pin_memory!r}')
+    _check_count("device_prefetch", prefetch, 1)
+    if transform is not None and not callable(transform):
+        raise TypeError(
+            "device_transform option should be a function that is given a batch and returns one, but got "
+            f"device_transform={transform!r}"
+        )
+    if device is None:
+        if transform is not None:
+            raise ValueError(
+                'device_transform option needs the device option, which says where it runs: device="cuda", or "cpu"'
+            )
+        return
+    if isinstance(device, Accelerator):
+        return
+    if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
+        raise TypeError(
+            f'device option should be a device such as "cuda", "cuda:1" or "cpu", but got device={device!r}'
+        )
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device option should be a device, but got device={device!r}: {reason}") from None
+    if kind == "meta":
+        raise ValueError("device option should be a device that has memory, but got device='meta'")
+    if kind == "cuda" and torch.version.cuda is None and torch.version.hip is None:
+        raise ValueError(
+            f"device={device!r} option needs a torch that is built for CUDA, and this one ({torch.__version__}) is "
+            'not: install such a build, or give device="cpu"'
+        )
 
 
 def check_dataset(loader: TorchDataLoader[Any]) -> None:

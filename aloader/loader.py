@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset, Sampler
 
 from aloader import arguments, options
 from aloader.controls import Controls
+from aloader.device.accelerators import Accelerator
 from aloader.errors import LoaderClosed, SampleError
 from aloader.options import parse_bytes
 from aloader.pool.asynchronous import AsyncBatches
@@ -83,6 +84,16 @@ class DataLoader(Controls, Resumable, TorchDataLoader[T_co]):
     max_batches_per_worker: a worker's process is replaced by a new one after so many batches (default: never), for
         libraries that leak memory.
 
+    device: where batches are handed out: "cuda", "cuda:1", "cpu", a `torch.device`. Copied ahead on a stream of their
+        own, from page-locked memory that the workers write; the consumer's current stream waits for the copy, the CPU
+        does not. Needs no `pin_memory`. Tensors are moved, and whatever has a `.to()`; the rest is left as it is.
+    device_prefetch: how many batches are copied (or pinned) ahead (default 2).
+    device_transform: a function that is given each batch on the device, on that stream, and returns what is handed out
+        (normalising, augmentation). Runs in the consumer's thread without grad mode; what it draws from torch's
+        generators is a function of seed, epoch and the batch's place.
+    pin_memory: True, as torch: one copy into torch's page-locked memory. "arena": no copy, page-locked views of the
+        workers' memory, which have to be kept until every copy that was begun from them is done.
+
     `prefetch_factor` bounds how many batches a worker may hold; for an async dataset it defaults to what keeps its
     concurrency filled. Nothing is started by the constructor. Use `async with` or `with`, `aclose()` or `close()` to
     end the workers at a certain point; a loader that is dropped ends them, too.
@@ -101,7 +112,7 @@ class DataLoader(Controls, Resumable, TorchDataLoader[T_co]):
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        pin_memory: bool = False,
+        pin_memory: bool | str = False,
         drop_last: bool = False,
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
@@ -123,6 +134,9 @@ class DataLoader(Controls, Resumable, TorchDataLoader[T_co]):
         sample_timeout: float | None = None,
         max_worker_restarts: int = options.MAX_WORKER_RESTARTS,
         max_batches_per_worker: int | None = None,
+        device: str | int | torch.device | Accelerator | None = None,
+        device_prefetch: int = options.DEVICE_PREFETCH,
+        device_transform: Callable[[Any], Any] | None = None,
     ) -> None:
         arguments.check_num_workers(num_workers)
         arguments.check_pool(pool, multiprocessing_context)
@@ -130,6 +144,7 @@ class DataLoader(Controls, Resumable, TorchDataLoader[T_co]):
         arguments.check_seed(seed)
         arguments.check_distributed(distributed, sampler, batch_sampler)
         arguments.check_faults(on_error, max_errors, sample_timeout, max_worker_restarts, max_batches_per_worker)
+        arguments.check_device(device, device_prefetch, device_transform, pin_memory)
         prefetch_factor = arguments.asked(prefetch_factor)
         elastic = pool is not None and (num_workers == 0 or isinstance(num_workers, arguments.Unasked))
         if pool is not None and elastic:
@@ -148,7 +163,7 @@ class DataLoader(Controls, Resumable, TorchDataLoader[T_co]):
             batch_sampler,
             num_workers,
             collate_fn,
-            pin_memory,
+            pin_memory,  # type: ignore[arg-type]
             drop_last,
             timeout,
             worker_init_fn,
@@ -181,6 +196,9 @@ class DataLoader(Controls, Resumable, TorchDataLoader[T_co]):
         self.sample_timeout = sample_timeout
         self.max_worker_restarts = max_worker_restarts
         self.max_batches_per_worker = max_batches_per_worker
+        self.device = device
+        self.device_prefetch = device_prefetch
+        self.device_transform = device_transform
         self._elastic = elastic
         if pool is not None:
             pool.loaders.add(self)

@@ -93,6 +93,22 @@ DEBUGGER_POLL: Final = 0.05
 #: Seconds after which a consumer that finds its batch ready passes through the loop all the same.
 LOOP_PASS: Final = 0.001
 
+#: Batches that are copied to the device (or pinned) ahead: the one that is handed out next, and one during whose copy
+#: the program computes.
+DEVICE_PREFETCH: Final = 2
+
+#: Memory is page-locked in pieces of at most this size: a larger one holds up whoever wants something of the driver.
+LOCK_BYTES: Final = GIB
+
+#: The part of `memory_limit` that may be page-locked: such memory can be neither swapped nor moved.
+LOCKED_SHARE: Final = 0.5
+
+#: Leaves that are not pinned are copied into pinned memory at once up to this size, and larger ones in a thread.
+PIN_AT_ONCE_BYTES: Final = MIB
+
+#: Seconds after which a loop looks again whether the device has passed an event that is waited for.
+DEVICE_POLL: Final = 0.001
+
 #: Batches after which a worker's advice is passed on, if the epoch is not over before: programs that look for warnings
 #: do so in their first steps.
 NOTICE_AFTER: Final = 100

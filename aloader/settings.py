@@ -33,7 +33,7 @@ class Settings(Protocol):
     drop_last: bool
     num_workers: int
     collate_fn: Callable[[Any], Any]
-    pin_memory: bool
+    pin_memory: Any  # bool, or "arena"
     pin_memory_device: str
     timeout: float
     worker_init_fn: Callable[[int], None] | None
@@ -51,6 +51,9 @@ class Settings(Protocol):
     sample_timeout: float | None
     max_worker_restarts: int
     max_batches_per_worker: int | None
+    device: Any
+    device_prefetch: int
+    device_transform: Callable[[Any], Any] | None
     explicit_prefetch: int | None
     memory_limit: int | str | None
     memory_bytes: int
@@ -93,7 +96,7 @@ def key_of(loader: Settings, base_seed: int, epoch: int) -> int | None:
 
 def finisher(loader: Settings) -> Callable[[Any], Any] | None:
     """What is done with each batch before the user gets it."""
-    pin = pinning.pinner(loader.pin_memory)
+    pin = pinning.pinner(bool(loader.pin_memory))
     length = getattr(loader, "_IterableDataset_len_called", None) if loader.is_iterable else None
     return pin if length is None else LengthWatch(loader.dataset, length, loader.num_workers, pin)
 
