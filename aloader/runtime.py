@@ -22,6 +22,8 @@ from aloader.channel import context
 from aloader.channel.job import Carried, Job
 from aloader.channel.roles import Who
 from aloader.channel.tolerance import Tolerance
+from aloader.device.accelerators import Accelerator
+from aloader.device.stage import Way
 from aloader.errors import IN_A_FORK, LoaderClosed
 from aloader.pool.asynchronous import AsyncBatches, finish
 from aloader.pool.crew import Crew
@@ -34,12 +36,15 @@ from aloader.pool.run import Run, snapshot
 from aloader.pool.threads import in_thread
 from aloader.settings import (
     Settings,
+    accelerator_of,
     bounds_of,
     finisher,
     function_on_error,
     in_threads,
     on_error_of,
+    pages_of,
     tolerance_of,
+    way_of,
     who_of,
 )
 from aloader.state.passing import Pass
@@ -72,6 +77,7 @@ class Runtime:
         self._thread_of = 0  # the process that it runs in
         self._tolerance: Tolerance | None = None  # of the latest epoch, where that is no run
         self._team: Team | None = None  # in place of workers, with ALOADER_DEBUG
+        self._accelerator: tuple[Any, Accelerator | None] = None, None  # and what was asked for
 
     # -- epochs ----------------------------------------------------------------------------------------------------
 
@@ -99,6 +105,7 @@ class Runtime:
             surroundings = context.capture()
             carried = pool.pickle(job, surroundings)
             crew = pool.crew(who_of(loader, one.seed, surroundings))
+            crew.pages = pages_of(loader, self._accelerator_for(loader), self._notices.warn)
             self._crews.add(crew)
             if loader.persistent_workers:
                 self._crew = crew
@@ -124,7 +131,7 @@ class Runtime:
     def privately(self, loader: Settings) -> PrivateLoopBatches:
         """The next epoch of an async dataset for plain `for`, on a loop in a thread."""
         crew = _local_crew(loader)
-        batches = PrivateLoopBatches(crew, lambda: AsyncBatches(self._local_run(loader, crew), None), loader)
+        batches = PrivateLoopBatches(crew, lambda: AsyncBatches(self._local_run(loader, crew, late=True), None), loader)
         self._private.add(batches)
         self._loops.add(batches.loop)
         return batches
@@ -139,8 +146,8 @@ class Runtime:
         number = self.number()
         how = loader._auto_collation, finisher(loader), number
         self._tolerance = tolerance = tolerance_of(loader, number)
-        policy = Policy(on_error_of(loader), function_on_error(loader))
-        maker = Maker(dataset, collate_fn, *how, one.record, loader.ranks, one.key, policy, tolerance)
+        policy, way = Policy(on_error_of(loader), function_on_error(loader)), self._way(loader, one)
+        maker = Maker(dataset, collate_fn, *how, one.record, loader.ranks, one.key, policy, tolerance, way)
         if loader.is_iterable:
             maker.read(loader.drop_last, resume)
         else:
@@ -168,14 +175,14 @@ class Runtime:
         number = self.number()
         kind = loader.is_iterable, loader.drop_last, loader.ranks.rank, one.key, number
         self._tolerance = tolerance_of(loader, number)
-        faults = on_error_of(loader), loader.is_async or in_threads(loader), self._tolerance
+        faults = on_error_of(loader), loader.is_async or in_threads(loader), self._tolerance, self._way(loader, one)
         plan = debug.Plan(one.source, ahead, loader._auto_collation, finisher(loader), loader, keep, *kind, *faults)
         return debug.Epoch(self._team, plan, one.record, one.first_slot, one.resumes)
 
-    def _local_run(self, loader: Settings, crew: LocalCrew) -> Run:
+    def _local_run(self, loader: Settings, crew: LocalCrew, *, late: bool = False) -> Run:
         one = loader._journal.begin(loader, None)
         crew.begin_from(one.resumes[0] if one.resumes else None)
-        return self._run(loader, None, crew, one, 1, (None, None), True)
+        return self._run(loader, None, crew, one, 1, (None, None), True, late)
 
     def _run(
         self,
@@ -186,12 +193,15 @@ class Runtime:
         slots: int,
         work: tuple[Job | None, Carried | None],
         kept: bool,
+        late: bool = False,
     ) -> Run:
         source, record = one.source, one.record
         bounds = bounds_of(loader, slots, record.first, one.first_slot)
         number, finish = self.number(), finisher(loader)
         tolerance, self._tolerance = tolerance_of(loader, number), None
-        epoch = Epoch(crew, number, source, bounds, finish, self._notices.warn, one.key, record, tolerance)
+        way = self._way(loader, one)
+        stage = None if way is None else (way, loader.device_prefetch, late)
+        epoch = Epoch(crew, number, source, bounds, finish, self._notices.warn, one.key, record, tolerance, stage)
         passes, sampler, dataset = loader._passes, loader._index_sampler, loader.dataset  # not the loader: a cycle
         epoch.at_end = lambda: passes.ended(sampler, dataset, source.drawn if source.exhausted else None)
         run = Run(pool, crew, epoch, source, work[0], work[1], kept, loader.timeout, self._installed)
@@ -218,6 +228,16 @@ class Runtime:
     def number(self) -> int:
         """The next epoch's number."""
         return next(self._numbers)
+
+    def _way(self, loader: Settings, one: Pass) -> Way | None:
+        return way_of(loader, self._accelerator_for(loader), one.seed, one.epoch, one.key)
+
+    def _accelerator_for(self, loader: Settings) -> Accelerator | None:
+        """One for all epochs: it has a stream of its own."""
+        asked, found = loader.device, accelerator_of(loader)
+        if found is None or self._accelerator[0] != (asked, found.device):
+            self._accelerator = None if found is None else (asked, found.device), found
+        return self._accelerator[1]
 
     # -- what they run on ------------------------------------------------------------------------------------------
 

@@ -13,7 +13,12 @@ from aloader import options
 from aloader.channel.marks import is_stateful
 from aloader.channel.roles import Who
 from aloader.channel.tolerance import Tolerance
-from aloader.device import pinning
+from aloader.device import choosing, pinning
+from aloader.device.accelerators import Accelerator
+from aloader.device.moving import Moving
+from aloader.device.pages import Pages
+from aloader.device.stage import Way
+from aloader.device.staying import Staying
 from aloader.engine import DispatcherConfig
 from aloader.pool.notices import LengthWatch
 from aloader.pool.pool import WorkerPool
@@ -95,10 +100,40 @@ def key_of(loader: Settings, base_seed: int, epoch: int) -> int | None:
 
 
 def finisher(loader: Settings) -> Callable[[Any], Any] | None:
-    """What is done with each batch before the user gets it."""
-    pin = pinning.pinner(bool(loader.pin_memory))
+    """What is done with each batch when the user gets it."""
     length = getattr(loader, "_IterableDataset_len_called", None) if loader.is_iterable else None
-    return pin if length is None else LengthWatch(loader.dataset, length, loader.num_workers, pin)
+    return None if length is None else LengthWatch(loader.dataset, length, loader.num_workers)
+
+
+def accelerator_of(loader: Settings) -> Accelerator | None:
+    """Whom batches are made ready for, if for anybody. Initialises nothing."""
+    if loader.device is not None:
+        return choosing.accelerator_for(loader.device)
+    return choosing.current() if loader.pin_memory else None
+
+
+def way_of(loader: Settings, accelerator: Accelerator | None, seed: int, epoch: int, key: int | None) -> Way | None:
+    """What each batch of an epoch goes through before it is given. What `device_transform` draws is a function of the
+    epoch's key (else torch's base seed `seed`), the rank and the batch's place."""
+    if loader.device is not None and accelerator is not None:
+        key, rank = keys.epoch_key(seed, epoch) if key is None else key, loader.ranks.rank
+
+        def number_of(place: int) -> int:
+            return keys.sample_key(key, (rank, place), "device")
+
+        return Moving(accelerator, loader.device_prefetch, loader.device_transform, number_of)
+    if loader.pin_memory == "arena":
+        return None if accelerator is None else Staying(accelerator, pinning.in_arena(accelerator), arena=True)
+    pin = pinning.pinner(bool(loader.pin_memory))
+    return None if pin is None else Staying(accelerator, pin)
+
+
+def pages_of(loader: Settings, accelerator: Accelerator | None, warn: Callable[[str], None]) -> Pages | None:
+    """What page-locks the workers' memory; None where whoever copies does so from memory of torch's."""
+    wanted = loader.device is not None or loader.pin_memory == "arena"
+    if not wanted or accelerator is None or not accelerator.locks:
+        return None
+    return Pages(accelerator, int(loader.memory_bytes * options.LOCKED_SHARE), warn)
 
 
 def source_for(loader: Settings, indices: Any, state: dict[str, Any] | None = None) -> Any:

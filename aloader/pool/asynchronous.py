@@ -22,6 +22,7 @@ from aloader import options
 from aloader.device.profiling import INLINE, PROCESSES, profiling, record_function
 from aloader.errors import IN_A_FORK, LoaderBusy, LoaderClosed
 from aloader.pool.privates import WorkerProcess, shut_down, workers_of
+from aloader.pool.pump import Pump
 from aloader.pool.run import Run
 from aloader.pool.threads import in_thread
 from aloader.pool.vigil import Caught
@@ -42,7 +43,7 @@ class LoopWatcher:
         if callback is None:
             self.loop.remove_reader(fd)
         else:
-            self.loop.add_reader(fd, self._guarded, callback)
+            self.loop.add_reader(fd, self.guarded, callback)
 
     def writing(self, fd: int, callback: Callable[[], None] | None) -> None:
         """Call back when `fd` can be written to."""
@@ -51,14 +52,15 @@ class LoopWatcher:
         if callback is None:
             self.loop.remove_writer(fd)
         else:
-            self.loop.add_writer(fd, self._guarded, callback)
+            self.loop.add_writer(fd, self.guarded, callback)
 
     def wake(self) -> None:
         """Let whoever waits look again."""
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
-    def _guarded(self, callback: Callable[[], None]) -> None:
+    def guarded(self, callback: Callable[[], None]) -> None:
+        """Call back, let errors reach whoever waits, and let him look again."""
         try:
             callback()
         except Exception as error:
@@ -79,6 +81,8 @@ class AsyncBatches:
         self._passed = self._since  # when the consumer last let the loop run
         self._finalizer = weakref.finalize(self, _abandon, run, loop)
         run.on_end = partial(_let_go, self._finalizer, self._watcher)
+        if run.epoch.stage is not None:
+            Pump(run.epoch.stage, run.epoch, loop, self._watcher.guarded)
         self._drawn_early = not run.source.heavy
         if self._drawn_early:
             run.epoch.open()  # in the consumer's own step, as torch draws while it makes an iterator
@@ -104,6 +108,7 @@ class AsyncBatches:
         try:
             if not run.ended:
                 run.crew.read_all()
+                epoch.advance()
             if not epoch.available:
                 await self._arrival()
             elif began - self._passed > options.LOOP_PASS:

@@ -109,6 +109,7 @@ class Batches:
                 self._wait_for_batch(run)
             elif not run.ended:
                 self._watcher.wait(0)  # what has arrived is read in every call, so that no worker runs out of tickets
+                epoch.advance()
             return epoch.take()
         finally:
             self._since = time.perf_counter()
@@ -120,6 +121,8 @@ class Batches:
     def _wait_for_batch(self, run: Run) -> None:
         since, starting = time.perf_counter(), not run.crew.ready
         while not run.epoch.available:
+            if run.epoch.settle():
+                continue
             patience = run.patience(time.perf_counter() - since)
             if patience == 0:
                 self._raise_late(run)

@@ -14,41 +14,16 @@ from typing import Any, Final, cast
 
 from aloader import errors, options
 from aloader.channel.blame import named
-from aloader.channel.faults import pack_fault, unpack_fault
+from aloader.channel.faults import unpack_fault
 from aloader.channel.messages import Granted, LeftOut, Ticket
 from aloader.channel.record import Record
 from aloader.channel.tolerance import Tolerance
-from aloader.engine import Awaited, Dispatcher, DispatcherConfig
-from aloader.engine.events import (
-    Assign,
-    BatchArrived,
-    CameToNothing,
-    Closed,
-    Command,
-    Consumed,
-    Deliver,
-    Discard,
-    Draw,
-    Drawn,
-    Event,
-    Exhausted,
-    Finish,
-    Grant,
-    NeedMemory,
-    Omit,
-    Opened,
-    Prepare,
-    Raise,
-    RanDry,
-    Replace,
-    Restart,
-    TicketFailed,
-    WorkerReady,
-)
+from aloader.device.stage import Stage, Way
+from aloader.engine import Awaited, Dispatcher, DispatcherConfig, events
 from aloader.errors import LoaderClosed
 from aloader.pool import deaths
 from aloader.pool.crew import Crew
-from aloader.pool.outcomes import Lost, Outcomes, Source, Unpackable, unpacked
+from aloader.pool.outcomes import Lost, Outcomes, Source, Unpackable, packed, unpacked
 from aloader.pool.refusals import denied
 from aloader.pool.replacing import Replacing
 from aloader.pool.starter import Exit
@@ -70,6 +45,7 @@ class Epoch:
         key: int | None = None,
         record: Record | None = None,
         tolerance: Tolerance | None = None,
+        way: tuple[Way, int, bool] | None = None,
     ) -> None:
         self.number = number
         self.finished = False
@@ -83,36 +59,38 @@ class Epoch:
         self._key = key  # of the samples' generators
         self.record = record or Record()
         self._notices: list[str] = []  # not passed on yet
+        #: What batches go through before they are given: the way, how many are ahead, and whether its end is not here.
+        self.stage = None if way is None else Stage(*way[:2], unpacked, self.record.number_of, late=way[2])
         self._replacing = Replacing(crew, self.record, shares=config.interchangeable)
         self._shares = config.interchangeable
         self._source_error: BaseException | None = None
         self._dispatcher = Dispatcher(config)
-        self._events: deque[Event] = deque()
+        self._events: deque[events.Event] = deque()
         self._handling = False
         self._indices: dict[int, Any] = {}
         self._slots: dict[int, int] = {}  # who works on a ticket, or did
         self.taken: tuple[int, Any, int | None] | None = None  # seq, indices and slot of what was given last
         self.outcomes = None if tolerance is None else Outcomes(tolerance, self)
-        self._ready: deque[Deliver | Raise] = deque() if self.outcomes is None else self.outcomes
+        self._ready: deque[events.Deliver | events.Raise] = deque() if self.outcomes is None else self.outcomes
         self._acts: Final[dict[type[Any], Callable[[Any], None]]] = {
-            Draw: self._draw,
-            Assign: self._assign,
-            Grant: self._grant,
-            Deliver: self._ready.append if self.outcomes is None else self.outcomes.deliver,
-            Omit: self._omit,
-            Raise: self._ready.append,
-            Discard: lambda command: None,  # dropping it ends its leases
-            Restart: self._restart,
-            Prepare: lambda command: crew.prepare(crew.who.num_workers),
-            Replace: self._replace,
-            Finish: self._finish,
+            events.Draw: self._draw,
+            events.Assign: self._assign,
+            events.Grant: self._grant,
+            events.Deliver: self._ready.append if self.outcomes is None else self.outcomes.deliver,
+            events.Omit: self._omit,
+            events.Raise: self._ready.append,
+            events.Discard: lambda command: None,  # dropping it ends its leases
+            events.Restart: self._restart,
+            events.Prepare: lambda command: crew.prepare(crew.who.num_workers),
+            events.Replace: self._replace,
+            events.Finish: self._finish,
         }
 
     # -- for the drivers -------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Draw the first tickets. The sampler's iterator must exist."""
-        self._handle(Opened())
+        self._handle(events.Opened())
 
     def staff(self) -> None:
         """Launch the workers that are missing, and use those that are there."""
@@ -124,7 +102,7 @@ class Epoch:
                 continue
             worker.generation = 0
             if worker.pid:
-                self._handle(WorkerReady(slot, 0, worker.served))
+                self._handle(events.WorkerReady(slot, 0, worker.served))
 
     @property
     def idle(self) -> bool:
@@ -134,7 +112,20 @@ class Epoch:
     @property
     def available(self) -> bool:
         """Whether `take` has something: a batch, an error or the end."""
-        return bool(self._ready) or self.finished or self.closed
+        if self._ready:
+            return self.stage is None or self.stage.ready(self._ready[0])
+        return self.finished or self.closed
+
+    def advance(self) -> None:
+        """Let the first batches go on their way."""
+        if self.stage is not None:
+            self.stage.advance(self._ready)
+
+    def settle(self) -> bool:
+        """If there is a batch, wait until it can be taken. False if there is none."""
+        if self.stage is not None and self._ready:
+            self.stage.settle(self._ready)
+        return bool(self._ready)
 
     def take(self) -> Any:
         """The next batch. Raises what failed in its place, and StopIteration at the end."""
@@ -147,9 +138,10 @@ class Epoch:
             raise self._end()
         outcome, given = self._ready.popleft(), False
         try:
-            if isinstance(outcome, Deliver):
+            if isinstance(outcome, events.Deliver):
                 self.counts.delivered += 1
-                batch = unpacked(outcome, self._finish_batch)
+                batch = unpacked(outcome) if self.stage is None else self.stage.take(outcome)
+                batch = batch if self._finish_batch is None else self._finish_batch(batch)
                 given = True
                 return batch
             self.counts.failed += 1
@@ -168,7 +160,7 @@ class Epoch:
                 self.record.gave(seq, slot, getattr(outcome.batch, "mark", None))  # type: ignore[union-attr]
             else:
                 self.record.failed(seq)
-            self._handle(Consumed(outcome.seq))
+            self._handle(events.Consumed(outcome.seq))
             self._crew.flush()
 
     def close(self) -> None:
@@ -177,7 +169,9 @@ class Epoch:
             return
         self.closed = True
         self._pass_on()
-        self._handle(Closed())
+        if self.stage is not None:
+            self.stage.close()
+        self._handle(events.Closed())
         self._ready.clear()
 
     def late(self) -> str:
@@ -202,7 +196,7 @@ class Epoch:
 
     def on_ready(self, worker: Worker) -> None:
         """A worker can be given tickets."""
-        self._handle(WorkerReady(worker.slot, worker.generation))
+        self._handle(events.WorkerReady(worker.slot, worker.generation))
         self._replacing.is_ready()
 
     def on_batch(self, worker: Worker, seq: int, nbytes: int, batch: Unpackable, seconds: tuple[float, float]) -> None:
@@ -212,22 +206,22 @@ class Epoch:
         counts.collate_seconds += seconds[1]
         counts.nbytes += nbytes
         self._replacing.arrived(seq, worker.slot, batch.mark)
-        self._handle(BatchArrived(worker.slot, worker.generation, seq, nbytes, batch))
+        self._handle(events.BatchArrived(worker.slot, worker.generation, seq, nbytes, batch))
 
     def on_failure(self, worker: Worker, seq: int, fault: bytes | BaseException) -> None:
         """A ticket has failed in the user's code."""
         self._replacing.arrived(seq, worker.slot)
-        self._handle(TicketFailed(worker.slot, worker.generation, seq, fault))
+        self._handle(events.TicketFailed(worker.slot, worker.generation, seq, fault))
 
     def on_dry(self, worker: Worker, seq: int, mark: bytes | None = None) -> None:
         """A worker has come to the end of its share of an iterable dataset, which says this of itself."""
         self.record.dry(worker.slot, mark)
-        self._handle(RanDry(worker.slot, worker.generation, seq))
+        self._handle(events.RanDry(worker.slot, worker.generation, seq))
 
     def on_nothing(self, worker: Worker, seq: int, mark: bytes | None, left_out: tuple[LeftOut, ...]) -> None:
         """All samples of a ticket have failed, and are left out."""
         self._replacing.arrived(seq, worker.slot, mark)
-        self._handle(CameToNothing(worker.slot, worker.generation, seq, Lost(mark, left_out, worker.slot)))
+        self._handle(events.CameToNothing(worker.slot, worker.generation, seq, Lost(mark, left_out, worker.slot)))
 
     def on_notice(self, text: str) -> None:
         """A worker has something to say to the user."""
@@ -242,7 +236,7 @@ class Epoch:
     def on_need(self, worker: Worker, seq: int, nbytes: int) -> None:
         """A worker waits for memory. What cannot be had is denied, and the worker answers with that."""
         if not denied(self._crew, self, worker, seq, nbytes):
-            self._handle(NeedMemory(worker.slot, worker.generation, seq, nbytes))
+            self._handle(events.NeedMemory(worker.slot, worker.generation, seq, nbytes))
 
     def on_lost(self, worker: Worker, exit: Exit) -> None:
         """A worker has died."""
@@ -254,7 +248,7 @@ class Epoch:
 
     # -- carrying out ----------------------------------------------------------------------------------------------
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: events.Event) -> None:
         """Feed the dispatcher and do what it says, in order; what follows from that comes after it."""
         self._events.append(event)
         if self._handling:
@@ -262,26 +256,28 @@ class Epoch:
         self._handling = True
         try:
             while self._events:
-                commands: list[Command] = self._dispatcher.handle(self._events.popleft())
+                commands: list[events.Command] = self._dispatcher.handle(self._events.popleft())
                 for command in commands:
                     self._acts[type(command)](command)
         finally:
             self._handling = False
+        if type(event) is not events.Consumed:  # whoever takes a batch still has the one before
+            self.advance()
 
-    def _draw(self, command: Draw) -> None:
+    def _draw(self, command: events.Draw) -> None:
         for _ in range(command.tickets):
             try:
                 indices = self._source.draw()
             except StopIteration:
-                self._events.append(Exhausted())
+                self._events.append(events.Exhausted())
                 return
             except BaseException as error:  # the sampler's own: raised when everything before it was delivered
                 self._source_error = error
-                self._events.append(Exhausted())
+                self._events.append(events.Exhausted())
                 return
-            self._events.append(Drawn(indices))
+            self._events.append(events.Drawn(indices))
 
-    def _assign(self, command: Assign) -> None:
+    def _assign(self, command: events.Assign) -> None:
         slot, generation, seq, indices, allowance, alone, without = command
         worker = self._crew.workers.get(slot)
         if worker is None:
@@ -293,33 +289,33 @@ class Epoch:
         worker.served += 1
         ticket = Ticket(self._crew.who.dataset, self.number, seq, indices, allowance, self._key)
         if alone or without:
-            ticket = ticket._replace(alone=alone, without=tuple((at, _packed(error)) for at, error in without))
+            ticket = ticket._replace(alone=alone, without=tuple((at, packed(error)) for at, error in without))
         try:
             worker.link.send(ticket)
         except Exception as error:
             error.add_note(f"the sampler's indices for batch {seq} could not be sent to a worker")
-            self._events.append(TicketFailed(slot, generation, seq, error))
+            self._events.append(events.TicketFailed(slot, generation, seq, error))
 
-    def _restart(self, command: Restart) -> None:
+    def _restart(self, command: events.Restart) -> None:
         self._follow(self._replacing.restart(command))
 
-    def _replace(self, command: Replace) -> None:
+    def _replace(self, command: events.Replace) -> None:
         self._follow(self._replacing.replace(command))
 
-    def _follow(self, event: Event | None) -> None:
+    def _follow(self, event: events.Event | None) -> None:
         if event is not None:
             self._events.append(event)
 
-    def _grant(self, command: Grant) -> None:
+    def _grant(self, command: events.Grant) -> None:
         worker = self._crew.workers.get(command.slot)
         if worker is not None:
             worker.link.send(Granted(self._crew.who.dataset, self.number, command.seq))
 
-    def _omit(self, command: Omit) -> None:
+    def _omit(self, command: events.Omit) -> None:
         if self.outcomes is not None and self.outcomes.omit(command):
-            self._events.append(Consumed(command.seq))
+            self._events.append(events.Consumed(command.seq))
 
-    def _finish(self, command: Finish) -> None:
+    def _finish(self, command: events.Finish) -> None:
         self.finished = True
 
     def _end(self) -> BaseException:
@@ -341,9 +337,3 @@ class Epoch:
             return named(indices, position, self._crew.who.auto_collation)
         except LookupError:
             return None
-
-
-def _packed(error: object) -> bytes:
-    """The error that stands for a sample which is not fetched any more."""
-    assert isinstance(error, BaseException)
-    return pack_fault(error, "the main process")

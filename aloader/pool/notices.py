@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 
@@ -26,16 +25,13 @@ class LengthWatch:
     (It compares batches with samples, as torch does.)
     """
 
-    def __init__(self, dataset: Any, length: int, num_workers: int, then: Callable[[Any], Any] | None) -> None:
+    def __init__(self, dataset: Any, length: int, num_workers: int) -> None:
         self._dataset = dataset
         self._length = length
         self._num_workers = num_workers
-        self._then = then
         self._seen = 0
 
     def __call__(self, batch: Any) -> Any:
-        if self._then is not None:
-            batch = self._then(batch)
         self._seen += 1
         if self._seen > self._length:
             text = (

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from aloader.channel.faults import pack_fault
 from aloader.channel.messages import LeftOut
 from aloader.channel.record import Record
 from aloader.channel.tolerance import Place, Tolerance
@@ -19,7 +19,7 @@ from aloader.stats import EpochCounts
 
 
 class Unpackable(Protocol):
-    """A finished batch, as the user will get it once `unpack` is called; dropping it gives up what it holds."""
+    """A finished batch, as the user will get it. `unpack` is called once; dropping it before gives up what it holds."""
 
     mark: bytes | None
     left_out: tuple[LeftOut, ...]
@@ -124,13 +124,18 @@ class Outcomes(deque[Any]):
         self._tolerance.warn()
 
 
-def unpacked(outcome: Deliver, finish: Callable[[Any], Any] | None) -> Any:
+def unpacked(outcome: Deliver) -> Any:
     """The batch. What unpickling it raises is an error at its place: not the epoch's end, nor a cancellation."""
     try:
-        batch = outcome.batch.unpack()  # type: ignore[attr-defined]
+        return outcome.batch.unpack()  # type: ignore[attr-defined]
     except (StopIteration, StopAsyncIteration, asyncio.CancelledError) as error:
         raise RuntimeError(f"unpickling batch {outcome.seq} raised {type(error).__name__}") from error
     except Exception as error:
         error.add_note(f"while batch {outcome.seq} was unpickled in the main process")
         raise
-    return batch if finish is None else finish(batch)
+
+
+def packed(error: object) -> bytes:
+    """The error that stands for a sample which is not fetched any more."""
+    assert isinstance(error, BaseException)
+    return pack_fault(error, "the main process")

@@ -97,10 +97,12 @@ class PrivateLoopBatches:
 
     def _next(self) -> Any:
         try:
-            return self.loop.call(_next(self._batches))
+            batch = self.loop.call(_next(self._batches))
         except StopAsyncIteration:
             self.close()
             raise StopIteration from None
+        stage = self._batches.run.epoch.stage
+        return batch if stage is None else stage.give_late(batch)
 
     def __len__(self) -> int:
         return len(self._owner._index_sampler)

@@ -49,7 +49,8 @@ class Run:
     @property
     def heavy(self) -> bool:
         """Whether `prepare` takes longer than a loop may be held up."""
-        return self.job is not None or self.source.heavy
+        stage = self.epoch.stage
+        return self.job is not None or self.source.heavy or (stage is not None and not stage.way.opened)
 
     @property
     def taken(self) -> tuple[int, Any, int | None, int, tuple[Any, ...]]:
@@ -73,7 +74,9 @@ class Run:
 
     def prepare(self) -> None:
         """Whatever takes time. May run in a thread."""
-        job, pool = self.job, self.pool
+        job, pool, stage = self.job, self.pool, self.epoch.stage
+        if stage is not None:
+            stage.way.open()
         if job is not None and pool is not None:
             pool.open()
         self.source.prepare()

@@ -34,7 +34,8 @@ class Arrived:
 
     def unpack(self) -> Any:
         """The batch, its large leaves on the memory that the worker wrote."""
-        return unpack(self.body, self.owners)
+        body, owners, self.body, self.owners = self.body, self.owners, b"", []
+        return unpack(body, owners)
 
 
 class Worker:

@@ -22,6 +22,7 @@ from aloader.channel.messages import LeftOut, Ticket
 from aloader.channel.record import Record
 from aloader.channel.tolerance import Place as Counted
 from aloader.channel.tolerance import Tolerance
+from aloader.device.stage import Way, in_host, straight
 from aloader.errors import LoaderBusy, LoaderClosed
 from aloader.worker.awaitables import has_awaitables
 from aloader.worker.each import fetch_each
@@ -70,6 +71,7 @@ class Plan(NamedTuple):
     on_error: str = "raise"
     awaits: bool = False  # with workers, somebody would await what the function for failed samples returns
     tolerance: Tolerance | None = None
+    way: Way | None = None
 
 
 class Owner(Protocol):
@@ -140,6 +142,7 @@ class Epoch:
             try:
                 batch = await self._made(slot, ticket)
                 self._count(slot, number, ticket)
+                batch = straight(self.plan.way, in_host(self.plan.way, batch), self.record.number_of(self._seq))
             except Dry:
                 self.record.dry(number, self._streams[id(slot)].mark)
                 self._turns.popleft()

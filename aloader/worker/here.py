@@ -17,7 +17,9 @@ from typing import Any, Self
 
 import torch
 
+from aloader import options
 from aloader.device.profiling import INLINE, profiling, record_function
+from aloader.device.stage import Way
 from aloader.errors import IN_A_FORK, LoaderBusy, LoaderClosed
 from aloader.worker.faulty import AllLost
 from aloader.worker.maker import Maker
@@ -56,8 +58,9 @@ class InlineBatches:
             made.append(self._make())
         if maker.tolerance is not None:
             maker.tolerance.warn()
+        batch = maker.hand(made.pop())
         maker.gave()
-        return made.pop()
+        return batch
 
     def _make(self) -> Any:
         maker = self._maker
@@ -129,8 +132,11 @@ class ThreadedBatches:
                 maker.omit()
         if maker.tolerance is not None:
             maker.tolerance.warn()
+        if maker.way is not None:
+            await self._room(maker.way)
+        batch = maker.hand(ready.pop())
         maker.gave()
-        return ready.pop()
+        return batch
 
     async def _made(self) -> Future[Any]:
         """Have the next batch made. If this is cancelled, it is what the next call waits for."""
@@ -151,6 +157,15 @@ class ThreadedBatches:
             self._waiting = False
         pending, self._pending = self._pending, None
         return pending
+
+    async def _room(self, way: Way) -> None:
+        """Wait until the device has room for a batch. If this is cancelled, the next call gives that."""
+        self._waiting = True
+        try:
+            while way.full():  # noqa: ASYNC110  (only the device knows, and it does not tell)
+                await asyncio.sleep(options.DEVICE_POLL)
+        finally:
+            self._waiting = False
 
     def _taken(self, pending: Future[Any]) -> Any:
         try:

@@ -15,6 +15,7 @@ from aloader.channel.marks import Resume
 from aloader.channel.messages import LeftOut, Ticket
 from aloader.channel.record import Record
 from aloader.channel.tolerance import Place, Tolerance
+from aloader.device.stage import Way, in_host, straight
 from aloader.ranks import Ranks
 from aloader.worker.awaitables import close_all, has_awaitables
 from aloader.worker.dataclass_collation import collating
@@ -49,7 +50,9 @@ class Maker:
         key: int | None = None,
         policy: Policy = Policy(),  # noqa: B008  (immutable)
         tolerance: Tolerance | None = None,
+        way: Way | None = None,
     ) -> None:
+        self.way = way
         self.record = record or Record()
         self._dataset = dataset
         self._collate_fn = collating(collate_fn)
@@ -121,7 +124,7 @@ class Maker:
             except AllLost as lost:
                 self._left_out = lost.losses.left_out()
                 raise
-        return batch if self._finish is None else self._finish(batch)
+        return in_host(self.way, batch)
 
     def _seeding(self, ticket: Ticket) -> Seeding | None:
         if ticket.key is None:
@@ -180,6 +183,15 @@ class Maker:
             self.failed()
             raise
         self._omitted.append((self._seq, self._mark))
+
+    def hand(self, batch: Any) -> Any:
+        """What the user gets of the batch that was made last. What goes wrong on its way is raised in its place."""
+        try:
+            batch = straight(self.way, batch, self._place.seq)
+        except Exception:
+            self.failed()
+            raise
+        return batch if self._finish is None else self._finish(batch)
 
     def gave(self) -> None:
         """The user has the batch that was made last."""

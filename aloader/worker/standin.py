@@ -31,8 +31,9 @@ class Made:
         self.left_out = left_out
 
     def unpack(self) -> Any:
-        """The batch."""
-        return self._batch
+        """The batch; once."""
+        batch, self._batch = self._batch, None
+        return batch
 
 
 class LocalWorker:

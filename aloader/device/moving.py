@@ -1,0 +1,176 @@
+"""The way to a device: copies on a side stream, `device_transform` behind them, and what is kept until they are done.
+
+The consumer's stream waits for the event behind a batch's copies, the CPU for nothing. The host batch, and with it the
+leases on the workers' memory, is dropped when that event has passed and not before: torch records no events for memory
+that is not its own. The device memory belongs to the side stream: `record_stream` keeps it from being used again there
+while the consumer's stream computes on it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from aloader import options
+from aloader.device.accelerators import Accelerator
+from aloader.device.drawing import drawn
+from aloader.device.residence import Residence
+from aloader.device.structure import moved, tensors_in
+
+
+class Begun(NamedTuple):
+    """A batch on the device, and the event behind its copies."""
+
+    batch: Any
+    event: Any
+
+
+class Moving:
+    """See the top of this file. A `stage.Way`.
+
+    `ahead` batches are begun before they are taken. `number_of` gives the seed of `transform`'s draws by the place of
+    the batch. `dropped` is called, in any thread, when the user has dropped a batch.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        ahead: int,
+        transform: Callable[[Any], Any] | None = None,
+        number_of: Callable[[int], int] | None = None,
+    ) -> None:
+        self.accelerator = accelerator
+        self.opened = False
+        self.copied_bytes = 0
+        self.on_drop: Callable[[], object] = lambda: None
+        self._transform = transform
+        self._number_of = number_of
+        self._residence = Residence(accelerator, ahead + 1, lambda: self.on_drop())
+        self._under_way: deque[tuple[Any, Any]] = deque()  # events, and what the device reads until then
+
+    def open(self) -> None:
+        """As `Way.open`."""
+        self.accelerator.open()
+        self.opened = True
+
+    def needs_thread(self, batch: Any) -> bool:
+        """Whether something large is not pinned, and has to be copied for that."""
+        return any(
+            tensor.nbytes > options.PIN_AT_ONCE_BYTES and self._pageable(tensor)
+            for tensor in tensors_in(batch)
+            if tensor.layout is torch.strided
+        )
+
+    def host(self, batch: Any) -> Any:
+        """As it is, but for what cannot be copied from while the CPU goes on: that is put into pinned memory."""
+        return moved(batch, self._pinned, self._pinned_custom)
+
+    def full(self) -> bool:
+        """As `Way.full`."""
+        return self._residence.full
+
+    def make_room(self) -> None:
+        """As `Way.make_room`. The CPU waits only where it is `ahead` batches and more before the device."""
+        self._residence.make_room()
+
+    def begin(self, batch: Any, place: int) -> Begun:
+        """As `Way.begin`."""
+        accelerator = self.accelerator
+        side = accelerator.side
+        try:
+            with accelerator.on(side), _plain_modes():
+                out = moved(batch, self._copy, self._custom)
+                if self._transform is not None:
+                    number = self._number_of(place) if self._number_of is not None else place
+                    with drawn(accelerator, number):
+                        out = self._transform(out)
+        finally:
+            event = accelerator.record(side)
+            self._under_way.append((event, batch))
+        self._residence.begun()
+        return Begun(out, event)
+
+    def give(self, begun: Begun) -> Any:
+        """As `Way.give`."""
+        accelerator = self.accelerator
+        stream = accelerator.current()
+        accelerator.wait(stream, begun.event)
+        tensors = list(tensors_in(begun.batch))
+        for tensor in tensors:
+            if tensor.device == accelerator.device:
+                accelerator.record_stream(tensor, stream)
+        self._residence.given(tensors, stream)
+        return begun.batch
+
+    def look(self) -> None:
+        """As `Way.look`."""
+        under_way = self._under_way
+        while under_way and self.accelerator.passed(under_way[0][0]):
+            under_way.popleft()
+
+    @property
+    def restless(self) -> bool:
+        """As `Way.restless`."""
+        return bool(self._under_way) or self._residence.leaving
+
+    def close(self) -> None:
+        """As `Way.close`."""
+        self._residence.close()
+        self.look()
+        if self._under_way:
+            _keep(self.accelerator, self._under_way)
+
+    def _pageable(self, tensor: torch.Tensor) -> bool:
+        plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
+        return plain and not self.accelerator.is_pinned(tensor)
+
+    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.accelerator.pin(tensor) if self._pageable(tensor) else tensor
+
+    def _pinned_custom(self, obj: Any) -> Any:
+        return obj.pin_memory() if hasattr(obj, "pin_memory") and any(map(self._pageable, tensors_in(obj))) else obj
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.copied_bytes += tensor.nbytes if tensor.layout is torch.strided else 0
+        return self.accelerator.copy(tensor)
+
+    def _custom(self, obj: Any) -> Any:
+        try:
+            known = inspect.signature(obj.to).parameters.values()
+            plain = all(one.name != "non_blocking" and one.kind is not one.VAR_KEYWORD for one in known)
+        except (TypeError, ValueError):  # written in C
+            plain = False
+        return obj.to(self.accelerator.device) if plain else obj.to(self.accelerator.device, non_blocking=True)
+
+
+@contextmanager
+def _plain_modes() -> Iterator[None]:
+    """Whatever the consumer, or another task of its loop, is in the middle of: batches are ordinary tensors."""
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(torch.no_grad())
+        yield
+
+
+def _keep(accelerator: Accelerator, under_way: deque[tuple[Any, Any]]) -> None:
+    """Nobody comes to look any more: a thread waits for the device, for milliseconds, and lets go."""
+
+    def run() -> None:
+        while under_way:
+            accelerator.join(under_way[0][0])
+            under_way.popleft()
+
+    try:
+        threading.Thread(target=run, name="aloader-copies").start()
+    except RuntimeError:  # the interpreter is ending
+        run()

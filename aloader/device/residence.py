@@ -1,0 +1,88 @@
+"""How many batches of one epoch are on the device: those that wait to be taken, the latest that the user was given,
+and those that the user has dropped while its stream still computes on them, whose memory cannot be used again yet.
+
+What else the user keeps does not count: it is meant, and would otherwise bring the loader to a standstill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import torch
+
+from aloader.device.accelerators import Accelerator
+
+#: The attribute of a device tensor's storage that shows, by its death, that the user has dropped it.
+HOLD: Final = "_aloader_hold"
+
+
+class Hold:
+    """Lives as long as any tensor of a batch."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Residence:
+    """See the top of this file. `dropped` is called, in any thread, when the user has dropped a batch."""
+
+    def __init__(self, accelerator: Accelerator, most: int, dropped: Callable[[], object]) -> None:
+        self._accelerator = accelerator
+        self._most = most
+        self._on_drop = dropped
+        self._waiting = 0
+        self._latest: weakref.ref[Hold] | None = None
+        self._given: set[weakref.ref[Hold]] = set()
+        self._leaving: deque[Any] = deque()  # events behind what was dropped; appended to in any thread
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for one more."""
+        for event in list(self._leaving):
+            if self._accelerator.passed(event):
+                self._leaving.remove(event)
+        in_hand = self._latest is not None and self._latest() is not None
+        return self._waiting + in_hand + len(self._leaving) >= self._most
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the device has yet to pass something that was dropped."""
+        return bool(self._leaving)
+
+    def make_room(self) -> None:
+        """Wait for the device to pass what was dropped first: only that can leave by itself."""
+        if self._leaving:
+            self._accelerator.join(self._leaving[0])
+
+    def begun(self) -> None:
+        """One more."""
+        self._waiting += 1
+
+    def given(self, tensors: Iterable[torch.Tensor], stream: Any) -> None:
+        """The user has one that has been begun, and computes on it in this stream."""
+        self._waiting -= 1
+        hold = Hold()
+        for tensor in tensors:
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # sparse ones have no storage of their own
+                setattr(tensor.untyped_storage(), HOLD, hold)
+        accelerator, leaving, given, told = self._accelerator, self._leaving, self._given, self._on_drop
+
+        def gone(ref: weakref.ref[Hold]) -> None:
+            given.discard(ref)
+            try:
+                leaving.append(accelerator.record(stream))
+            except Exception:  # a stream that is being captured, a device that has failed: then it is not counted
+                return
+            told()
+
+        self._latest = weakref.ref(hold, gone)
+        self._given.add(self._latest)
+
+    def close(self) -> None:
+        """Nothing is counted any more."""
+        self._given.clear()
+        self._latest = None
+        self._leaving.clear()
