@@ -17,9 +17,9 @@ def accelerator_for(device: str | int | torch.device | Accelerator) -> Accelerat
     if isinstance(device, Accelerator):
         return device
     place = torch.device(device)
-    if place.type != "cuda":
-        return Plain(place)
-    return Cuda(torch.device("cuda", _current_cuda() if place.index is None else place.index))
+    if place == torch.device("cuda"):  # without index
+        place = torch.device("cuda", _current_cuda())
+    return Cuda(place) if place.type == "cuda" else Plain(place)
 
 
 def current() -> Accelerator | None:

@@ -20,10 +20,17 @@ def warn(pin_memory_device: str, stacklevel: int) -> None:
             f"ignore pin_memory_device='{pin_memory_device}'.",
             stacklevel=stacklevel,
         )
-    if assumed.get() is None and not choosing.kind():
+    kind = choosing.kind() if assumed.get() is None else "assumed"
+    if not kind:
         warnings.warn(
             "'pin_memory' argument is set as true but no accelerator is found, "
             "then device pinned memory won't be used.",
+            stacklevel=stacklevel,
+        )
+    if kind == "mps":
+        warnings.warn(
+            "'pin_memory' argument is set as true but not supported on MPS now, "
+            "device pinned memory won't be used.",
             stacklevel=stacklevel,
         )
 
