@@ -1,20 +1,15 @@
-"""`pin_memory=True`, by torch's own rules: warnings, recursion, custom `.pin_memory()`. One copy into pinned memory."""
+"""`pin_memory=True`: one copy of each batch into page-locked memory, and torch's warnings."""
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
-import torch
-
-
-def accelerator() -> str:
-    """The kind of the current accelerator, "" where there is none."""
-    module = getattr(torch, "accelerator", None)  # torch 2.6
-    if module is None:
-        return "cuda" if torch.cuda.is_available() else ""
-    return str(module.current_accelerator().type) if module.is_available() else ""
+from aloader.device import choosing
+from aloader.device.accelerators import assumed
+from aloader.device.structure import pinned
 
 
 def warn(pin_memory_device: str, stacklevel: int) -> None:
@@ -25,17 +20,32 @@ def warn(pin_memory_device: str, stacklevel: int) -> None:
             f"ignore pin_memory_device='{pin_memory_device}'.",
             stacklevel=stacklevel,
         )
-    if not accelerator():
+    kind = choosing.kind() if assumed.get() is None else "assumed"
+    if not kind:
         warnings.warn(
             "'pin_memory' argument is set as true but no accelerator is found, "
             "then device pinned memory won't be used.",
             stacklevel=stacklevel,
         )
+    if kind == "mps":
+        warnings.warn(
+            "'pin_memory' argument is set as true but not supported on MPS now, "
+            "device pinned memory won't be used.",
+            stacklevel=stacklevel,
+        )
 
 
 def pinner(pin_memory: bool) -> Callable[[Any], Any] | None:
-    """What pins a batch, or None where nothing is to be pinned. Unverified on a GPU."""
-    if not pin_memory or accelerator() in ("", "mps"):
+    """What pins a batch, or None where nothing is to be pinned. Unverified on a GPU.
+
+    For accelerators that are not CUDA, by torch's own recursion, into the memory that torch has for them.
+    """
+    if not pin_memory:
+        return None
+    accelerator = choosing.current()
+    if accelerator is not None:
+        return functools.partial(pinned, pin=accelerator.pin)
+    if choosing.kind() in ("", "mps"):
         return None
     from torch.utils.data._utils.pin_memory import pin_memory as pin
 

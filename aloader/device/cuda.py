@@ -1,0 +1,245 @@
+"""CUDA, and ROCm under its name: torch's streams and events, and the runtime's page-locking.
+
+Unverified on hardware. Everything is by documented functions of torch and of the CUDA runtime; the error paths are
+tested with a runtime that answers what the real one does (`runtime=`), the rest by tests that need a device.
+
+Everything happens inside `torch.cuda.device(self.device)`: the current device of a thread is the first one until it is
+told otherwise, and whatever makes a context there takes some hundred MB of it, in every process of a machine. So
+leaving a stream inside of it never goes back to another device.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final
+
+import torch
+
+from aloader.device.accelerators import LockRefusedError
+from aloader.device.runtime import Runtime
+
+#: `cudaHostRegisterPortable`: page-locked for every context, not only for the one that is current.
+_PORTABLE: Final = 1
+
+
+class Cuda:
+    """One CUDA device. Nothing initialises CUDA before `open`, or the first call that needs it.
+
+    cuda: torch's module. runtime: what makes the `Runtime`, once CUDA is initialised.
+    """
+
+    locks = True
+
+    def __init__(
+        self, device: torch.device, *, cuda: Any = torch.cuda, runtime: Callable[[], Runtime] | None = None
+    ) -> None:
+        if device.type != "cuda" or device.index is None:
+            raise ValueError(f"expected a CUDA device with its index, such as cuda:0, but got {device}")
+        self.device = device
+        self._cuda = cuda
+        self._make_runtime = runtime or (lambda: Runtime(cuda.cudart(), self._touch))
+        self._runtime: Runtime | None = None
+        self._side: Any = None
+        self._opening = threading.Lock()
+        self._locked: dict[int, int] = {}  # the address where each range that is page-locked begins, and its end
+
+    def __repr__(self) -> str:
+        return f"Cuda({str(self.device)!r})"
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Make the context and the side stream. RuntimeError where there is no such device."""
+        with self._opening:
+            if self._side is None:
+                self._check()
+                with self._here():
+                    self._runtime = self._make_runtime()
+                    self._side = self._cuda.Stream(self.device)
+
+    def _check(self) -> None:
+        if not self._cuda.is_available():
+            raise RuntimeError(
+                f'device="{self.device}" cannot be used: torch finds no CUDA device. {self._why_none()}Look at '
+                '`nvidia-smi`, at CUDA_VISIBLE_DEVICES, and in a container at `docker run --gpus all`; or give '
+                'device="cpu"'
+            )
+        self._cuda.init()
+        count = self._cuda.device_count()
+        if self.device.index >= count:
+            have = "the only one is cuda:0" if count == 1 else f"there are cuda:0 to cuda:{count - 1}"
+            raise RuntimeError(
+                f'device="{self.device}" cannot be used: {have}, of those that CUDA_VISIBLE_DEVICES leaves visible'
+            )
+
+    def _why_none(self) -> str:
+        """What torch says when it is asked to begin all the same."""
+        try:
+            self._cuda.init()
+        except (RuntimeError, AssertionError) as error:
+            return f"It says: {str(error).splitlines()[0].rstrip('.')}. "
+        return ""
+
+    def _here(self) -> AbstractContextManager[Any]:
+        device: AbstractContextManager[Any] = self._cuda.device(self.device)
+        return device
+
+    def _touch(self) -> None:
+        """Launch something tiny, which raises an error that an earlier call has left."""
+        with self._here():
+            torch.zeros(1, device=self.device)
+
+    # -- streams and events -------------------------------------------------------------------------------------------
+
+    @property
+    def side(self) -> Any:
+        """The stream that copies run on; None before `open`, since who asks whether this is an Accelerator reads it."""
+        return self._side
+
+    def current(self) -> Any:
+        """The calling thread's current stream of this device."""
+        return self._cuda.current_stream(self.device)
+
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        """Inside, the calling thread's current device is this one, and its stream that one."""
+        with self._here(), self._cuda.stream(stream):
+            yield
+
+    def record(self, stream: Any) -> Any:
+        """An event behind all that this stream has been given. Who waits for it sleeps, and does not spin."""
+        event = self._cuda.Event(blocking=True)
+        event.record(stream)
+        return event
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """Let the stream wait, on the device."""
+        stream.wait_event(event)
+
+    def passed(self, event: Any) -> bool:
+        """Whether the device has come to this event."""
+        return bool(event.query())
+
+    def join(self, event: Any) -> None:
+        """Wait in the calling thread, without the GIL."""
+        event.synchronize()
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Begin a copy on the current stream. One that is on this device already is given back as it is."""
+        if tensor.device == self.device:
+            return tensor
+        with self._here(), torch.no_grad():
+            if not _is_plain(tensor):
+                made = tensor.to(self.device, non_blocking=True)
+            else:
+                made = torch.empty_like(tensor, device=self.device)
+                borders = self._borders(tensor) if self._locked else []
+                if borders:
+                    _copy_in_pieces(made, tensor, borders)
+                else:
+                    made.copy_(tensor, non_blocking=True)
+        return made.requires_grad_() if tensor.requires_grad else made
+
+    def _borders(self, tensor: torch.Tensor) -> list[int]:
+        """The bytes in a tensor at which a range that was page-locked by itself ends: one copy must not cross that."""
+        low = tensor.data_ptr()
+        high = low + tensor.nbytes
+        return sorted(end - low for end in list(self._locked.values()) if low < end < high)
+
+    def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
+        """Let torch's allocator wait for this stream before it gives the tensor's memory to others."""
+        tensor.record_stream(stream)
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether it lies in page-locked memory: torch's, or memory that was locked here."""
+        with self._here():
+            return tensor.is_pinned()
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy in torch's page-locked memory: always one, since `tensor.pin_memory()` hands out a view of memory that
+        was locked here itself."""
+        if self._side is None:
+            self.open()
+        with self._here(), torch.no_grad():
+            if not _is_plain(tensor):
+                return tensor.pin_memory()
+            made = torch.empty_like(tensor, pin_memory=True).copy_(tensor)
+        return made.requires_grad_() if tensor.requires_grad else made
+
+    def lock(self, address: int, nbytes: int) -> None:
+        """Page-lock memory of this process."""
+        with self._here():
+            said = self._calls.register(address, nbytes, _PORTABLE)
+        if said is not None:
+            raise LockRefusedError(
+                f"CUDA does not page-lock {nbytes} bytes: {said}. Allow it more: `ulimit -l unlimited`, "
+                "`docker run --ulimit memlock=-1`; or give the loader a smaller memory_limit"
+            )
+        self._locked[address] = address + nbytes
+
+    def unlock(self, address: int) -> None:
+        """Undo `lock`. Nothing while the interpreter ends: the runtime may have gone, and the memory goes anyway."""
+        if sys.is_finalizing():
+            return
+        self._locked.pop(address, None)
+        with self._here():
+            said = self._calls.unregister(address)
+        if said is not None:
+            raise RuntimeError(f"CUDA does not unlock the memory at {address:#x}: {said}")
+
+    @property
+    def _calls(self) -> Runtime:
+        if self._runtime is None:
+            self.open()
+        assert self._runtime is not None
+        return self._runtime
+
+    # -- random numbers -----------------------------------------------------------------------------------------------
+
+    def random_state(self) -> torch.Tensor:
+        """The state of the device's default generator: 16 bytes, on the CPU."""
+        state: torch.Tensor = self._generator.get_state()
+        return state
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        """Put one back."""
+        self._generator.set_state(state)
+
+    def seed(self, number: int) -> None:
+        """Seed it (64 bits)."""
+        self._generator.manual_seed(number)
+
+    @property
+    def _generator(self) -> Any:
+        if self._side is None:
+            self.open()  # torch makes the generators then
+        return self._cuda.default_generators[self.device.index]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it is numbers in CPU memory and nothing else."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def _copy_in_pieces(made: torch.Tensor, tensor: torch.Tensor, borders: list[int]) -> None:
+    if made.stride() != tensor.stride():  # gaps in it, or places that are there twice
+        made.copy_(tensor.contiguous(), non_blocking=True)
+        return
+    source, target = _bytes_of(tensor), _bytes_of(made)
+    for low, high in zip([0, *borders], [*borders, len(source)], strict=True):
+        target[low:high].copy_(source[low:high], non_blocking=True)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor without gaps, in the order in which they lie in memory."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
