@@ -11,7 +11,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe, Sampler, SequentialSampl
 
 from aloader import ranks
 from aloader.channel.marks import is_stateful
-from aloader.device.accelerators import Accelerator
+from aloader.device.accelerators import is_accelerator
 from aloader.pool.pool import NO_WORKERS, WorkerPool
 from aloader.ranks import Ranks
 from aloader.sampling import DistributedSampler, ShuffledSampler
@@ -177,7 +177,7 @@ def check_device(device: Any, prefetch: Any, transform: Any, pin_memory: Any) ->
                 'device_transform option needs the device option, which says where it runs: device="cuda", or "cpu"'
             )
         return
-    if isinstance(device, Accelerator):
+    if is_accelerator(device):
         return
     if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
         raise TypeError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, TypeGuard
 
 import torch
 
@@ -17,7 +17,6 @@ class LockRefusedError(Exception):
     """Memory cannot be page-locked; the text says why."""
 
 
-@runtime_checkable
 class Accelerator(Protocol):
     """CUDA (`device.cuda`), none or one without streams (`device.plain`), or `aloader.testing.SimulatedAccelerator`."""
 
@@ -83,6 +82,11 @@ class Accelerator(Protocol):
 
     def seed(self, number: int) -> None:
         """Seed the device's default random generator (64 bits)."""
+
+
+def is_accelerator(obj: object) -> TypeGuard[Accelerator]:
+    """Whether it is one, and no name of a device. (Asking an instance for `side` may not be allowed yet.)"""
+    return all(hasattr(type(obj), name) for name in ("record_stream", "is_pinned", "random_state"))
 
 
 #: An accelerator that stands for torch's current one, in this context: the simulated one, in tests.

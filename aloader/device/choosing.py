@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from aloader.device.accelerators import Accelerator, assumed
+from aloader.device.accelerators import Accelerator, assumed, is_accelerator
 from aloader.device.cuda import Cuda
 from aloader.device.plain import Plain
 
@@ -14,7 +14,7 @@ def accelerator_for(device: str | int | torch.device | Accelerator) -> Accelerat
 
     "cuda" is the current device where CUDA is initialised (`torch.cuda.set_device` does that), else the first.
     """
-    if isinstance(device, Accelerator):
+    if is_accelerator(device):
         return device
     place = torch.device(device)
     if place == torch.device("cuda"):  # without index

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from aloader.device import choosing
-from aloader.device.accelerators import assumed
+from aloader.device.accelerators import Accelerator, assumed
 from aloader.device.structure import pinned
 
 
@@ -33,6 +33,13 @@ def warn(pin_memory_device: str, stacklevel: int) -> None:
             "device pinned memory won't be used.",
             stacklevel=stacklevel,
         )
+
+
+def in_arena(accelerator: Accelerator) -> Callable[[Any], Any]:
+    """What pins whatever in a batch is not pinned, and leaves the rest where it is."""
+    return functools.partial(
+        pinned, pin=lambda tensor: tensor if accelerator.is_pinned(tensor) else accelerator.pin(tensor)
+    )
 
 
 def pinner(pin_memory: bool) -> Callable[[Any], Any] | None:
