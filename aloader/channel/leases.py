@@ -16,6 +16,7 @@ import numpy as np
 
 from aloader.channel import shared
 from aloader.channel.arena import Place
+from aloader.channel.roles import PageKeeper
 
 
 class Lease(weakref.ref[np.ndarray]):
@@ -27,13 +28,34 @@ class Lease(weakref.ref[np.ndarray]):
     batch: tuple[int, int, float]
 
 
+class Kept(mmap.mmap):
+    """A mapping whose keeper is told before it goes, whoever lets it go: closed, or dropped with its last view.
+
+    Closing it may take long. A weak reference would tell too late: an mmap unmaps its memory before it clears those.
+    """
+
+    keeper: PageKeeper | None = None
+
+    def close(self) -> None:
+        """Unmap it; BufferError if somebody still looks at it."""
+        if self.keeper is not None and not self.closed:
+            self.keeper.unmapping(self)
+        super().close()
+
+    def __del__(self) -> None:
+        if self.keeper is not None and not self.closed:
+            self.keeper.dropped(self)
+
+
 class Mappings:
     """The segments of one worker process, and the leases on them.
 
-    `release(segment, offset)` is called from any thread when a lease has ended, and must not block.
+    `release(segment, offset)` is called from any thread when a lease has ended, and must not block. `pages` hears of
+    segments that are mapped from now on.
     """
 
-    def __init__(self, release: Callable[[int, int], None]) -> None:
+    def __init__(self, release: Callable[[int, int], None], pages: PageKeeper | None = None) -> None:
+        self.pages = pages
         self._release = release
         self._segments: dict[int, mmap.mmap] = {}
         self._leases: dict[tuple[int, int], Lease] = {}
@@ -45,10 +67,18 @@ class Mappings:
     def add(self, number: int, nbytes: int, fd: int) -> None:
         """Map a new segment; closes `fd`."""
         try:
-            self._segments[number] = shared.attach(fd, nbytes)
+            self._segments[number] = self._map(fd, nbytes)
         finally:
             os.close(fd)
         self.nbytes += nbytes
+
+    def _map(self, fd: int, nbytes: int) -> mmap.mmap:
+        if self.pages is None:
+            return shared.attach(fd, nbytes)
+        memory = shared.attach_as(Kept, fd, nbytes, mmap.MAP_SHARED)
+        memory.keeper = self.pages
+        self.pages.mapped(memory, fd)
+        return memory
 
     def lease(self, place: Place, batch: tuple[int, int, float] = (-1, -1, 0.0)) -> np.ndarray:
         """The leaf's owner: when it dies, the block goes back to the worker. `batch`: see `Lease`."""

@@ -5,6 +5,7 @@ A crew of worker processes (`pool`) and the one that works on the user's loop (`
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -33,6 +34,22 @@ class Listener(Protocol):
     def on_notice(self, text: str) -> None: ...
     def on_need(self, worker: Any, seq: int, nbytes: int) -> None: ...
     def on_lost(self, worker: Any, exit: Any) -> None: ...
+
+
+class PageKeeper(Protocol):
+    """Who page-locks the memory that workers write: hears of every mapping of it, from whatever thread."""
+
+    def mapped(self, memory: mmap.mmap, fd: int) -> None:
+        """It has just been mapped. Must not block; `fd` is closed afterwards."""
+
+    def unmapping(self, memory: mmap.mmap) -> None:
+        """It is about to be unmapped, or has been told of before. May block."""
+
+    def dropped(self, memory: mmap.mmap) -> None:
+        """It would be unmapped now, with its last reference; to keep it for a while is allowed. Must not block."""
+
+    def close(self) -> None:
+        """Nothing that is mapped from now on concerns it."""
 
 
 class Who(NamedTuple):

@@ -12,13 +12,15 @@ import os
 import secrets
 import sys
 import tempfile
-from typing import Any
+from typing import Any, TypeVar
 
 fcntl: Any
 try:
     import fcntl
 except ImportError:  # Windows, where nothing of this is used
     fcntl = None
+
+M = TypeVar("M", bound=mmap.mmap)
 
 
 def create(nbytes: int, name: str = "aloader") -> int:
@@ -61,10 +63,14 @@ def attach(fd: int, nbytes: int, *, private: bool = False) -> mmap.mmap:
 
     `private`: what this process writes stays its own (copy on write), and the pages it does not write are shared.
     """
-    flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+    return attach_as(mmap.mmap, fd, nbytes, mmap.MAP_PRIVATE if private else mmap.MAP_SHARED)
+
+
+def attach_as(kind: type[M], fd: int, nbytes: int, flags: int) -> M:
+    """The same, as an object of a class of one's own."""
     if sys.version_info >= (3, 13):
-        return mmap.mmap(fd, nbytes, flags=flags, trackfd=False)
-    return mmap.mmap(fd, nbytes, flags=flags)  # keeps a duplicate of the descriptor: one for each mapping
+        return kind(fd, nbytes, flags=flags, trackfd=False)
+    return kind(fd, nbytes, flags=flags)  # keeps a duplicate of the descriptor: one for each mapping
 
 
 def write(fd: int, buffers: list[memoryview], offsets: list[int]) -> None:

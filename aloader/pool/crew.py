@@ -32,7 +32,7 @@ from aloader.channel.messages import (
     Stop,
     Unmapped,
 )
-from aloader.channel.roles import Listener, Watcher, Who
+from aloader.channel.roles import Listener, PageKeeper, Watcher, Who
 from aloader.pool.launching import Launcher
 from aloader.pool.links import Links
 from aloader.pool.oom import OomWatch
@@ -65,6 +65,7 @@ class Crew:
         self.ended = False
         self.listener: Listener | None = None
         self._host = host
+        self.pages: PageKeeper | None = None  # who page-locks the memory of workers that are started from now on
         self.launcher = Launcher(host, who, self)
         self._by_key: dict[int, Worker] = {}  # also those that are ending
         self.oom = OomWatch()
@@ -127,6 +128,8 @@ class Crew:
         """Tell every worker to stop, and have those killed that do not within `grace` seconds. Waits for nobody."""
         self._host.seats.forget(self)
         self.ended = True
+        if self.pages is not None:
+            self.pages.close()
         for worker in list(self.workers.values()):
             self._end(worker, grace)
         self.workers.clear()

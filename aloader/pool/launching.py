@@ -92,5 +92,6 @@ class Launcher:
             theirs.close()
             raise
         worker = Worker(-1, 0, self._host.new_key(self._crew), Link(mine), page)
+        worker.mappings.pages = self._crew.pages
         self._host.starter.start(self._loaded, worker.key, theirs, status)
         return worker

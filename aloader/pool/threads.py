@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from aloader.channel.leases import Kept
+
 T = TypeVar("T")
 
 _QUICK: Final = 8 << 20  # bytes that are unmapped in well under a millisecond
@@ -60,7 +62,8 @@ async def in_thread(function: Callable[[], T]) -> T:
 
 
 def dispose(memories: list[mmap.mmap], then: Callable[[], None] | None = None) -> None:
-    """Unmap memory, in a thread if it is much (0.4 s per GiB where this is the last mapping), and then say so."""
+    """Unmap memory, in a thread if it is much (0.4 s per GiB where this is the last mapping) or may be page-locked
+    (whose end waits for whatever the driver is at), and then say so."""
 
     def run() -> None:
         for memory in memories:
@@ -71,7 +74,7 @@ def dispose(memories: list[mmap.mmap], then: Callable[[], None] | None = None) -
         if then is not None:
             then()
 
-    if sum(map(len, memories)) <= _QUICK:
+    if sum(map(len, memories)) <= _QUICK and not any(isinstance(memory, Kept) for memory in memories):
         run()
     else:
         threading.Thread(target=run, name="aloader-unmap").start()

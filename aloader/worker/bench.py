@@ -43,6 +43,7 @@ from aloader.channel.messages import (
     Unmapped,
 )
 from aloader.channel.payload import Packed, address_of, pack
+from aloader.channel.states import Generators, State, Watch
 from aloader.channel.status import Doing, StatusPage
 from aloader.errors import BatchTooLarge
 from aloader.worker.calls import Calls
@@ -52,7 +53,6 @@ from aloader.worker.faulty import AllLost, Failed, Losses, Policy, located
 from aloader.worker.fetch import Progress, fetch_inline
 from aloader.worker.generators import COLLATE, Seeding, nobodys, unseeded
 from aloader.worker.marks import Marker, tell
-from aloader.worker.states import Generators, State, Watch
 from aloader.worker.stream import Dry, Stream
 
 

@@ -20,6 +20,7 @@ from aloader.channel.blame import blame
 from aloader.channel.marks import Resume
 from aloader.channel.messages import LeftOut, Ticket
 from aloader.channel.record import Record
+from aloader.channel.states import Generators
 from aloader.channel.tolerance import Place as Counted
 from aloader.channel.tolerance import Tolerance
 from aloader.device.stage import Way, in_host, straight
@@ -33,7 +34,6 @@ from aloader.worker.generators import AWAITED, COLLATE, Seeding, driven
 from aloader.worker.in_turn import await_in_turn
 from aloader.worker.kinds import is_async, purpose_of_awaited, reads_async
 from aloader.worker.local import presentable
-from aloader.worker.states import Generators
 from aloader.worker.stream import Dry, Stream
 
 IS_ON: Final = (

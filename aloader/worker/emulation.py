@@ -24,6 +24,7 @@ from torch.utils.data._utils import worker as torch_worker
 from aloader.channel.job import Job, run_setup
 from aloader.channel.marks import Mark
 from aloader.channel.replica import replicator
+from aloader.channel.states import Generators
 from aloader.ranks import Ranks
 from aloader.worker import seeds
 from aloader.worker.concurrent import enter
@@ -31,7 +32,6 @@ from aloader.worker.generators import driven, kept, unseeded
 from aloader.worker.marks import Marker, tell
 from aloader.worker.replay import PrivateLoop
 from aloader.worker.sharding import loader_ranks
-from aloader.worker.states import Generators
 
 
 class _State(NamedTuple):

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from aloader.channel.messages import Ticket
+from aloader.channel.states import Generators, State
 from aloader.sampling.keys import sample_key
-from aloader.worker.states import Generators, State
 
 #: What a number is for: one sample; a call for all of a batch; what is awaited of a call's result; …
 SAMPLE: Final = "sample"

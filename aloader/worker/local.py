@@ -27,6 +27,7 @@ from aloader.channel.marks import Resume
 from aloader.channel.messages import Denied, Granted, Ticket
 from aloader.channel.roles import Listener, Who
 from aloader.channel.stacks import Stack, different
+from aloader.channel.states import Generators
 from aloader.channel.status import Doing
 from aloader.errors import BatchTooLarge
 from aloader.ranks import Ranks
@@ -41,7 +42,6 @@ from aloader.worker.marks import Marker, tell
 from aloader.worker.reading import StreamFetcher
 from aloader.worker.sharding import loader_ranks
 from aloader.worker.standin import LocalWorker, Made
-from aloader.worker.states import Generators
 from aloader.worker.stream import Dry, Stream
 from aloader.worker.tasks import calls, place_of, suspended
 

@@ -14,6 +14,7 @@ from aloader.channel.blame import blame
 from aloader.channel.marks import Resume
 from aloader.channel.messages import LeftOut, Ticket
 from aloader.channel.record import Record
+from aloader.channel.states import Generators
 from aloader.channel.tolerance import Place, Tolerance
 from aloader.device.stage import Way, in_host, straight
 from aloader.ranks import Ranks
@@ -25,7 +26,6 @@ from aloader.worker.generators import COLLATE, Seeding, kept, unseeded
 from aloader.worker.local import presentable
 from aloader.worker.marks import Marker, tell
 from aloader.worker.sharding import loader_ranks
-from aloader.worker.states import Generators
 from aloader.worker.stream import Stream
 
 _ASYNC_RESULT = (

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from aloader.channel.messages import Ticket
 from aloader.channel.replica import replicator
+from aloader.channel.states import Generators
 from aloader.worker.awaitables import has_awaitables
 from aloader.worker.concurrent import enter
 from aloader.worker.faulty import Failed
 from aloader.worker.fetch import Fetcher, seeded
 from aloader.worker.generators import AWAITED, SAMPLE, TOGETHER, Seeding, kept, unseeded
 from aloader.worker.kinds import fetches_one, is_async
-from aloader.worker.states import Generators
 
 
 def replay(dataset: Any, index: Any, key: int | None = None) -> Any:

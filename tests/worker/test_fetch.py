@@ -13,13 +13,13 @@ import pytest
 from torch.utils.data import ConcatDataset, StackDataset, Subset, random_split
 
 from aloader.channel.messages import Ticket
+from aloader.channel.states import Generators
 from aloader.testing.simloop import simulate
 from aloader.worker.awaitables import has_awaitables
 from aloader.worker.faulty import Failed
 from aloader.worker.fetch import Fetcher, fetch_inline
 from aloader.worker.generators import Seeding, sample_rng
 from aloader.worker.kinds import is_async, parts
-from aloader.worker.states import Generators
 from tests.loader.samples import AsyncNumbers, Numbers
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

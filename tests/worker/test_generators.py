@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
+from aloader.channel import states
 from aloader.channel.messages import Batch, Ticket
-from aloader.worker import inline, states
+from aloader.channel.states import Generators, State, Watch
+from aloader.worker import inline
 from aloader.worker.generators import Own, Seeding, driven, kept
 from aloader.worker.kinds import fetches_together, is_coroutine_function
-from aloader.worker.states import Generators, State, Watch
 from tests.loader.draws import AsyncDrawing, Drawing, Together, drawn, left_alone
 from tests.loader.samples import AsyncNumbers, Numbers, as_list
 from tests.worker.bench_kit import bench_of, in_a_thread

@@ -1,0 +1,227 @@
+"""PAGE-LOCKED ARENAS: the memory that workers write batches into is locked once, when this process has mapped it.
+
+A `Pages` is a crew's `PageKeeper` (see `channel.roles`): it hears of every mapping when it is made and before it goes,
+and whether somebody may copy from it is not its concern: nobody does from memory that goes, since a copy that runs
+keeps its batch, that its leases, and those the mapping.
+
+Touching and locking take up to a second per GiB, so one helper thread does them. It lives while there is something to
+do; not a daemon, since nobody may be torn out of a driver. A mapping that dies with its last view dies anywhere, maybe
+in the middle of starting a thread, and on somebody's event loop: it is brought to the helper thread, by a bare thread
+(starting one takes no lock of Python's). Where the program ends, what is locked is left to the end of the process.
+
+What is locked in pieces is locked from its end. A batch counts as pinned by its first byte, and a device refuses a copy
+from memory of which only a part is locked: so whatever begins in locked memory must end in it. For the same reason
+nothing is unlocked before the mapping goes, not even what was locked of a segment whose other piece was refused.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import mmap
+import os
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from aloader import options
+from aloader.device.accelerators import Accelerator
+
+#: Pages are touched in stretches of this size: between two of them, the helper looks whether it should go on.
+_STRETCH: Final = 64 * options.MIB
+
+
+class _Region:
+    """One mapping: what of it is locked, and whether it is on its way out."""
+
+    __slots__ = ("address", "fd", "going", "guard", "locked", "memory", "nbytes")
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self.memory = weakref.ref(memory)
+        self.nbytes = len(memory)
+        self.address = int(np.frombuffer(memory, np.uint8).ctypes.data)  # the array is gone again: it may be unmapped
+        self.fd = -1  # open while the region waits to be locked
+        self.going = False
+        self.guard = threading.Lock()  # held while a piece is being locked
+        self.locked: list[tuple[int, int]] = []  # addresses and bytes of its pieces
+
+    def pieces(self) -> list[tuple[int, int]]:
+        """Addresses and bytes of what is locked at once, from the end of the region."""
+        offsets = range(0, self.nbytes, options.LOCK_BYTES)
+        return [(self.address + at, min(options.LOCK_BYTES, self.nbytes - at)) for at in reversed(offsets)]
+
+    def close_fd(self) -> None:
+        """The helper is done with it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Pages:
+    """Locks the memory of one crew's workers, at most `limit_bytes` of it at once.
+
+    `warn` is told once, from any thread, if locking is refused; nothing more is locked then. What would exceed the
+    limit stays unlocked for good: who copies from it finds it not pinned, as everything else that is not locked (yet).
+    """
+
+    def __init__(self, accelerator: Accelerator, limit_bytes: int, warn: Callable[[str], None]) -> None:
+        self.refused: str | None = None  # why nothing is locked any more
+        self._accelerator = accelerator
+        self._limit = limit_bytes
+        self._warn = warn
+        self._regions: dict[int, _Region] = {}  # by the identity of their mapping, until that is about to go
+        self._to_lock: deque[_Region] = deque()
+        self._dropped: deque[mmap.mmap] = deque()  # they died, and live until they are unlocked
+        self._mutex = threading.Lock()  # for looking whether the helper runs; nothing else is done under it
+        self._running = False
+        self._closed = False
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "refused" if self.refused else "open"
+        return f"<Pages {state}, {self.locked_bytes} bytes locked, {self.unlocked_bytes} not>"
+
+    @property
+    def locked_bytes(self) -> int:
+        """Bytes that are locked now."""
+        return sum(nbytes for region in list(self._regions.values()) for _, nbytes in list(region.locked))
+
+    @property
+    def unlocked_bytes(self) -> int:
+        """Bytes of mappings that are not locked: not yet, or since it was refused or would have passed the limit."""
+        return sum(region.nbytes for region in list(self._regions.values())) - self.locked_bytes
+
+    # -- what happens to mappings ----------------------------------------------------------------------------------
+
+    def mapped(self, memory: mmap.mmap, fd: int) -> None:
+        """A new mapping of `fd`, which may be closed afterwards: lock it, as soon as the helper comes to it."""
+        region = self._regions[id(memory)] = _Region(memory)
+        if self._stopped:
+            return
+        with contextlib.suppress(OSError):  # no descriptor left: its pages are touched when they are locked
+            region.fd = os.dup(fd)
+        self._to_lock.append(region)
+        self._begin()
+
+    def unmapping(self, memory: mmap.mmap) -> None:
+        """This mapping is about to be closed: unlock it. Waits for the piece that is just being locked, if there is
+        one, so it may take a while. From any thread; a second time is nothing."""
+        if self._left_alone:
+            return
+        region = self._regions.get(id(memory))
+        if region is None:
+            return
+        region.going = True
+        with region.guard:
+            while region.locked:
+                address, _ = region.locked.pop()
+                # A device that has failed says so to whoever computes on it; the memory goes all the same.
+                with contextlib.suppress(Exception):
+                    self._accelerator.unlock(address)
+        self._regions.pop(id(memory), None)
+
+    def dropped(self, memory: mmap.mmap) -> None:
+        """This mapping's last reference has gone, anywhere: from its finalizer, which takes no lock and waits for
+        nobody. If there is something to unlock, the mapping lives on until the helper has done it."""
+        if self._left_alone:
+            return
+        region = self._regions.get(id(memory))
+        if region is None or not region.locked:  # who locks a piece holds the mapping
+            self._regions.pop(id(memory), None)
+            return
+        region.going = True
+        if not threading.main_thread().is_alive():
+            return
+        self._dropped.append(memory)
+        try:
+            _thread.start_new_thread(self._begin, ())
+        except RuntimeError:  # no thread can be had: then here
+            self._dropped.remove(memory)
+            self.unmapping(memory)
+
+    def close(self) -> None:
+        """Lock nothing more. What is locked stays so until its mapping goes. The helper ends by itself. Idempotent."""
+        self._closed = True
+
+    # -- the helper ------------------------------------------------------------------------------------------------
+
+    @property
+    def _left_alone(self) -> bool:
+        """A fork of the user's program has locked nothing, and a driver may be half gone when the interpreter ends."""
+        return sys.is_finalizing() or os.getpid() != self._pid
+
+    @property
+    def _stopped(self) -> bool:
+        """Nothing more is to be locked. The helper is waited for when the program ends: it must not take long then."""
+        if self._closed or self.refused is not None or self._left_alone:
+            return True
+        return not threading.main_thread().is_alive()
+
+    def _begin(self) -> None:
+        """Have the helper run, if it does not."""
+        with self._mutex:
+            if self._running or not (self._to_lock or self._dropped):
+                return
+            self._running = True
+        try:
+            threading.Thread(target=self._run, name="aloader-lock").start()
+        except RuntimeError:  # no thread can be had: what is mapped next tries again
+            self._running = False
+
+    def _run(self) -> None:
+        while True:
+            with self._mutex:
+                if not (self._to_lock or self._dropped):
+                    self._running = False
+                    return
+            if self._dropped:
+                self._dropped.popleft().close()  # which unlocks it first
+            else:
+                self._serve(self._to_lock.popleft())
+
+    def _serve(self, region: _Region) -> None:
+        try:
+            if self.locked_bytes + region.nbytes <= self._limit:
+                self._touch(region)
+                self._lock(region)
+        except Exception as error:  # not only what the protocol names: nobody else would hear of it
+            self._refuse(region, error)
+        finally:
+            region.close_fd()
+
+    def _touch(self, region: _Region) -> None:
+        """Have pages of all its memory: a driver that finds none would make them one by one, and hold up all others
+        that map memory meanwhile. Releases the GIL, as MAP_POPULATE and `madvise` do not."""
+        if region.fd < 0 or not hasattr(os, "posix_fallocate"):
+            return
+        for at in range(0, region.nbytes, _STRETCH):
+            if self._stopped or region.going or region.memory() is None:
+                return
+            try:
+                os.posix_fallocate(region.fd, at, min(_STRETCH, region.nbytes - at))
+            except OSError:
+                return  # whoever locks them will say what is the matter
+
+    def _lock(self, region: _Region) -> None:
+        for address, nbytes in region.pieces():
+            memory = region.memory()  # held: nobody's last view takes it away meanwhile
+            with region.guard:
+                if self._stopped or region.going or memory is None:
+                    return
+                self._accelerator.lock(address, nbytes)
+                region.locked.append((address, nbytes))
+            del memory
+
+    def _refuse(self, region: _Region, error: Exception) -> None:
+        self.refused = str(error) or repr(error)
+        self._warn(
+            f"{region.nbytes / 1e6:.0f} MB of memory that workers write batches into could not be page-locked "
+            f"({self.refused}). Batches are copied into pinned memory by a thread instead; nothing else changes. Allow "
+            "the program to lock more memory (`ulimit -l`, in a container `--ulimit memlock=-1`), or let it need less: "
+            "a smaller memory_limit or prefetch_factor, fewer workers."
+        )
