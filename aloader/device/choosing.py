@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from aloader.device.accelerators import Accelerator, assumed, is_accelerator
@@ -16,7 +18,7 @@ def accelerator_for(device: str | int | torch.device | Accelerator) -> Accelerat
     """
     if is_accelerator(device):
         return device
-    place = torch.device(device)
+    place = torch.device(cast("str | int | torch.device", device))
     if place == torch.device("cuda"):  # without index
         place = torch.device("cuda", _current_cuda())
     return Cuda(place) if place.type == "cuda" else Plain(place)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from aloader import options
+from aloader.channel.states import Generators
 from aloader.device.accelerators import Accelerator
 from aloader.device.drawing import drawn
 from aloader.device.residence import Residence
@@ -51,6 +52,7 @@ class Moving:
         self.on_drop: Callable[[], object] = lambda: None
         self._transform = transform
         self._number_of = number_of
+        self._generators = None if transform is None else Generators(shared=True)
         self._residence = Residence(accelerator, ahead + 1, lambda: self.on_drop())
         self._under_way: deque[tuple[Any, Any]] = deque()  # events, and what the device reads until then
 
@@ -88,7 +90,7 @@ class Moving:
                 out = moved(batch, self._copy, self._custom)
                 if self._transform is not None:
                     number = self._number_of(place) if self._number_of is not None else place
-                    with drawn(accelerator, number):
+                    with drawn(accelerator, number, self._generators):
                         out = self._transform(out)
         finally:
             event = accelerator.record(side)

@@ -42,7 +42,8 @@ def threaded(dataset: Any, tickets: list[Any], thread: ThreadPoolExecutor, **opt
 def test_a_batch_is_fetched_collated_and_finished():
     assert Maker(Numbers(), default_collate, True).make([1, 2]).tolist() == [1, 2]
     assert Maker(Numbers(), lambda sample: sample, False).make(4) == 4
-    assert Maker(Numbers(), as_list, True, lambda batch: (batch, "pinned")).make([1]) == ([1], "pinned")
+    maker = Maker(Numbers(), as_list, True, lambda batch: (batch, "finished"))
+    assert maker.hand(maker.make([1])) == ([1], "finished")
 
 
 def test_a_failure_is_the_original_with_its_sample_named():
