@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from aloader.testing.faulty import FaultyStore
     from aloader.testing.s3server import S3Server
     from aloader.testing.simloop import SimLoop, simulate
+    from aloader.testing.simulated import SimulatedAccelerator
     from aloader.testing.synthetic import Synthetic
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Latency",
     "S3Server",
     "SimLoop",
+    "SimulatedAccelerator",
     "Synthetic",
     "simulate",
 ]
@@ -41,6 +43,7 @@ if not TYPE_CHECKING:
             "Latency": "faults",
             "S3Server": "s3server",
             "SimLoop": "simloop",
+            "SimulatedAccelerator": "simulated",
             "Synthetic": "synthetic",
             "simulate": "simloop",
         },

@@ -1,0 +1,103 @@
+"""The host's memory as the simulated card's driver knows it: page-locked ranges, and the pinned blocks of torch.
+
+Of what is copied only the address is kept: whoever drops a source too early finds its memory used by somebody else.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aloader.device.accelerators import LockRefusedError
+from aloader.testing.simulated_memory import Allocation, Layout, Pool, poison, read
+from aloader.testing.simulated_streams import Operation
+
+
+@dataclass(slots=True, eq=False)
+class Source:
+    """What a copy reads, by address."""
+
+    address: int
+    nbytes: int
+    checksum: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Source:
+        """The memory of a dense tensor."""
+        address, nbytes = tensor.data_ptr(), tensor.nbytes
+        return cls(address, nbytes, zlib.crc32(read(address, nbytes) or b""))
+
+    def now(self) -> tuple[bytes, str | None]:
+        """Its bytes, and what is wrong with them."""
+        data = read(self.address, self.nbytes)
+        if data is None:
+            return poison(self.nbytes), "source unmapped under a running copy"
+        changed = zlib.crc32(data) != self.checksum
+        return data, "source changed under a running copy" if changed else None
+
+
+class HostMemory:
+    """Page-locked memory: the ranges that the program has locked itself, and torch's own blocks."""
+
+    def __init__(self, violations: list[str], refuse: str | None, limit: int | None) -> None:
+        self.locked: dict[int, int] = {}
+        self.calls: list[tuple[int, int]] = []
+        self.pool = Pool(lambda allocation: allocation.until)
+        self._violations = violations
+        self._refuse = refuse
+        self._limit = limit
+
+    def lock(self, address: int, nbytes: int) -> None:
+        """Page-lock a range."""
+        self.calls.append((address, nbytes))
+        if self._refuse is not None:
+            raise LockRefusedError(self._refuse)
+        if self._limit is not None and sum(self.locked.values()) + nbytes > self._limit:
+            raise LockRefusedError(f"cannot page-lock {nbytes} bytes more: the limit is {self._limit}")
+        for other, length in self.locked.items():
+            if address < other + length and other < address + nbytes:
+                self._refused(f"locked memory that is page-locked already: {nbytes} bytes at {address:#x}")
+        self.locked[address] = nbytes
+
+    def unlock(self, address: int, running: list[tuple[Operation, Source]]) -> None:
+        """Undo it, where no copy runs."""
+        if address not in self.locked:
+            self._refused(f"unlocked memory that is not page-locked: {address:#x}")
+        end = address + self.locked[address]
+        for operation, source in running:
+            if source.address < end and address < source.address + source.nbytes:
+                self._refused(f"unlocked memory under a running copy: {operation.span.name}")
+        del self.locked[address]
+
+    def pin(self, tensor: torch.Tensor, now: float) -> torch.Tensor:
+        """A copy in a block of torch's."""
+        layout = Layout.of(torch.empty_like(tensor, device="meta"))
+        _, owner = self.pool.allocate(tensor.nbytes, None, now)
+        return layout.on(owner).copy_(tensor.detach())
+
+    def block_of(self, tensor: torch.Tensor) -> Allocation | None:
+        """The pinned block of torch's that a tensor lies in."""
+        return self.pool.find(tensor)
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor begins in page-locked memory: which is all that the driver looks at, too."""
+        return self.pool.find(tensor) is not None or self._range_of(tensor.data_ptr()) is not None
+
+    def check(self, tensor: torch.Tensor) -> None:
+        """A driver copies from within one range, or from memory that it knows nothing of."""
+        address, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        for other, length in self.locked.items():
+            if address < other + length and other < end and not (other <= address and end <= other + length):
+                raise RuntimeError(
+                    "CUDA error: invalid argument (simulated: a copy crosses the border of page-locked memory)"
+                )
+
+    def _range_of(self, address: int) -> int | None:
+        return next((start for start, length in self.locked.items() if start <= address < start + length), None)
+
+    def _refused(self, text: str) -> Any:
+        self._violations.append(text)
+        raise LockRefusedError(text)
