@@ -169,7 +169,7 @@ class Pages:
                 return
             self._running = True
         try:
-            threading.Thread(target=self._run, name="aloader-lock").start()
+            threading.Thread(target=self._run, name="aloader-lock", daemon=False).start()  # also from a daemon
         except RuntimeError:  # no thread can be had: what is mapped next tries again
             self._running = False
 
