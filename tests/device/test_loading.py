@@ -67,6 +67,7 @@ def test_the_same_in_debug_mode(sim, plain, monkeypatch):
     assert steps.seen() == batches_of(20)
 
 
+@pytest.mark.asyncio
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 async def test_copies_run_while_the_device_computes(ahead):
@@ -81,7 +82,8 @@ async def test_copies_run_while_the_device_computes(ahead):
     computing = [span for span in sim.trace if span.name.startswith("compute")]
     copying = [span for span in sim.trace if span.nbytes > 1000]
     hidden = sum(
-        any(copy.begin < kernel.end and kernel.begin < copy.end for kernel in computing) for copy in copying[ahead + 1 :]
+        any(copy.begin < kernel.end and kernel.begin < copy.end for kernel in computing)
+        for copy in copying[ahead + 1 :]
     )
     assert hidden > 0.9 * len(copying)
     sim.check()
@@ -107,7 +109,7 @@ def test_no_more_than_one_batch_beyond_those_ahead_is_on_the_device(ahead, plain
 
 def fail_on(number):
     def transform(batch):
-        x, labels = batch
+        _, labels = batch
         if int(labels[0]) == number * SIZE:
             raise KeyError(f"batch {number}")
         return batch
@@ -115,6 +117,7 @@ def fail_on(number):
     return transform
 
 
+@pytest.mark.asyncio
 @pytest.mark.slow
 async def test_an_error_of_a_copy_is_raised_in_the_place_of_its_batch(sim):
     sim.fail_copies = {5}  # two tensors a batch: the third's first
@@ -149,6 +152,7 @@ def test_an_error_of_the_transform_is_raised_in_the_place_of_its_batch(kind, how
     assert seen == [one for at, one in enumerate(batches_of(24)) if at != 3]
 
 
+@pytest.mark.asyncio
 @pytest.mark.slow
 async def test_an_end_of_iteration_in_the_transform_does_not_end_the_epoch():
     def transform(batch):
@@ -159,6 +163,7 @@ async def test_an_end_of_iteration_in_the_transform_does_not_end_the_epoch():
             await anext(aiter(loader))
 
 
+@pytest.mark.asyncio
 @pytest.mark.slow
 async def test_cancelling_loses_no_batch(sim):
     steps = Steps(sim)
@@ -208,21 +213,21 @@ def test_a_broken_off_epoch_leaves_nothing_behind(sim, plain):
     assert not sim.locked
 
 
+@pytest.mark.asyncio
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::aloader.WorkerWarning")
 async def test_workers_that_are_killed_lose_nothing(sim):
     steps = Steps(sim)
-    with contextlib.suppress(ValueError):
-        loader = aloader.DataLoader(Stamped(160), SIZE, num_workers=2, device=sim, max_worker_restarts=100)
-    async with loader:
-        with pytest.warns(aloader.WorkerWarning):
-            async for batch in loader:
-                steps.step(batch)
-                if len(steps.launched) % 10 == 5:
-                    with contextlib.suppress(ValueError):
-                        loader.restart_worker(len(steps.launched) % 2)
+    async with aloader.DataLoader(Stamped(160), SIZE, num_workers=2, device=sim, max_worker_restarts=100) as loader:
+        async for batch in loader:
+            steps.step(batch)
+            if len(steps.launched) % 10 == 5:
+                with contextlib.suppress(ValueError):
+                    loader.restart_worker(len(steps.launched) % 2)
     assert steps.seen() == batches_of(160)
 
 
+@pytest.mark.asyncio
 @pytest.mark.slow
 async def test_a_state_is_behind_what_the_program_has_had_and_not_behind_what_was_copied(sim):
     steps = Steps(sim)
@@ -239,6 +244,7 @@ async def test_a_state_is_behind_what_the_program_has_had_and_not_behind_what_wa
     assert steps.seen() + rest == batches_of(80)
 
 
+@pytest.mark.asyncio
 @pytest.mark.slow
 async def test_a_sampler_that_follows_the_training_sees_what_it_would_see_without():
     """What is copied ahead has been given out by then; drawing does not follow copying."""
@@ -299,14 +305,17 @@ def test_the_draws_of_a_transform_are_the_same_for_any_number_of_workers():
     assert numbers(0) == numbers(1)
 
 
+@pytest.mark.asyncio
 async def test_batches_are_ordinary_tensors_in_the_middle_of_an_evaluation(sim):
     with torch.inference_mode():
-        async with aloader.DataLoader(Stamped(8), SIZE, device="cpu", device_transform=lambda batch: batch[0] + 1) as loader:
+        loader = aloader.DataLoader(Stamped(8), SIZE, device="cpu", device_transform=lambda batch: batch[0] + 1)
+        async with loader:
             batch = await anext(aiter(loader))
     assert not batch.is_inference()
     batch.float().requires_grad_()
 
 
+@pytest.mark.asyncio
 @pytest.mark.slow
 async def test_memory_that_cannot_be_locked_is_copied_by_a_thread_and_said_once():
     sim = SimulatedAccelerator(refuse_locks="RLIMIT_MEMLOCK is 64 KiB")
@@ -314,14 +323,14 @@ async def test_memory_that_cannot_be_locked_is_copied_by_a_thread_and_said_once(
     data = Stamped(24, 100_000)  # beyond what is copied in the consumer's own step
     async with aloader.DataLoader(data, SIZE, num_workers=2, device=sim) as loader:
         with pytest.warns(Warning, match="RLIMIT_MEMLOCK is 64 KiB") as told:
-            async for batch in loader:
-                steps.step(batch)
+            await epoch(loader, steps)
     assert len(told) == 1
     assert steps.seen() == batches_of(24)
     assert sim.waits == 0
     sim.check()
 
 
+@pytest.mark.asyncio
 @pytest.mark.slow
 async def test_a_device_that_is_not_there_is_an_error_of_the_first_batch():
     sim = SimulatedAccelerator(fail_open="there is no such device")
