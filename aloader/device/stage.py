@@ -129,10 +129,11 @@ class Stage:
         """The batch, or what has gone wrong on its way is raised. In the consumer's step."""
         passage = self._passages.pop(outcome.seq)
         if passage.error is not None:
+            error, passage.error = passage.error, None  # whose traceback knows the passage
             try:
-                raise passage.error
+                raise error
             finally:
-                del passage  # the traceback holds this frame
+                del error
         return passage if self.late else self.way.give(passage.begun)
 
     def give_late(self, passage: Passage) -> Any:
@@ -159,7 +160,7 @@ class Stage:
             else:
                 passage.batch = _sound(self.way.host, passage.batch)
         except Exception as error:
-            passage.error, passage.done = error, True
+            passage.error, passage.done = _alone(error), True
         except BaseException:
             del self._passages[outcome.seq]
             raise
@@ -182,7 +183,7 @@ class Stage:
                 try:
                     passage.begun = _sound(self.way.begin, passage.batch, passage.place)
                 except Exception as error:
-                    passage.error = error
+                    passage.error = _alone(error)
         passage.batch, passage.done = None, True
         return True
 
@@ -202,6 +203,11 @@ def _sound(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
     except (StopIteration, StopAsyncIteration, asyncio.CancelledError) as error:
         raise RuntimeError(f"{type(error).__name__} was raised while a batch was moved") from error
+
+
+def _alone(error: Exception) -> Exception:
+    """Without the frame that has caught it, which knows who keeps it."""
+    return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
 
 
 def in_host(way: Way | None, batch: Any) -> Any:

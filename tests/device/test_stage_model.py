@@ -6,27 +6,18 @@ rules; and every kernel of the program looks at all bytes of its batch when the 
 
 from __future__ import annotations
 
-import gc
 import mmap
 import threading
 import weakref
 from collections import deque
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 
 from aloader.channel.leaves import CODES, tensor_on
 from aloader.device.moving import Moving
@@ -37,6 +28,7 @@ from tests.device.kit import Steps
 ROW = 1024
 SHAPE = (4, ROW)
 NBYTES = 4 * ROW * 4
+PLACES = 8
 
 
 class Memory:
@@ -45,7 +37,7 @@ class Memory:
     def __init__(self, sim: SimulatedAccelerator, places: int, *, locked: bool) -> None:
         self.map = mmap.mmap(-1, places * NBYTES)
         self.free = list(range(places))
-        self.leases: dict[weakref.ref[Any], int] = {}
+        self.leases: dict[int, weakref.ref[Any]] = {}  # by place
         if locked:
             sim.lock(np.frombuffer(self.map, np.uint8).ctypes.data, len(self.map))
 
@@ -53,11 +45,11 @@ class Memory:
         place = self.free.pop()
         owner = np.frombuffer(self.map, np.uint8, NBYTES, place * NBYTES)
         owner.view(np.int32).reshape(SHAPE)[:] = number * 4 + np.arange(4)[:, None]
-        self.leases[weakref.ref(owner, self._let_go)] = place
+        self.leases[place] = weakref.ref(owner, lambda lease: self._let_go(place))
         return owner
 
-    def _let_go(self, lease: weakref.ref[Any]) -> None:
-        place = self.leases.pop(lease)
+    def _let_go(self, place: int) -> None:
+        del self.leases[place]
         np.frombuffer(self.map, np.uint8, NBYTES, place * NBYTES)[:] = 0x5A
         self.free.append(place)
 
@@ -75,25 +67,25 @@ class Arrived:
         return [x, torch.arange(4) + 4 * self.number]
 
 
-def failing(batch: Any) -> Any:
-    raise ValueError("this batch cannot be transformed")
+class Plan(NamedTuple):
+    """What one story is played with."""
+
+    ahead: int
+    locked: bool
+    h2d: float
+    transforms: bool
 
 
-class Machine(RuleBasedStateMachine):
-    planted: frozenset[str] = frozenset()
+class Story:
+    """One way in which everything may happen: `play` the steps, then `end`. Each step holds what must hold."""
 
-    @initialize(
-        ahead=st.integers(1, 3), locked=st.booleans(), h2d=st.sampled_from([1e7, 1e8, 1e9]), transforms=st.booleans()
-    )
-    def begin(self, ahead: int, locked: bool, h2d: float, transforms: bool) -> None:
-        self.sim = sim = SimulatedAccelerator(h2d=h2d, without=self.planted & {"wait", "record_stream"})
+    def __init__(self, plan: Plan, without: frozenset[str] = frozenset(), way: type[Moving] = Moving) -> None:
+        self.sim = sim = SimulatedAccelerator(h2d=plan.h2d, without=without)
         sim.open()
-        self.memory = Memory(sim, 8, locked=locked)
-        self.bad: set[int] = set()
-        self.way = self.make_way(sim, ahead, self.transform if transforms else None)
-        self.stage = Stage(self.way, ahead, lambda outcome: outcome.batch.unpack(), lambda seq: seq)
-        self.ahead = ahead
-        self.transforms = transforms
+        self.memory = Memory(sim, PLACES, locked=plan.locked)
+        self.plan = plan
+        self.way = way(sim, plan.ahead, self.transform if plan.transforms else None)
+        self.stage = Stage(self.way, plan.ahead, lambda outcome: outcome.batch.unpack(), lambda seq: seq)
         self.queue: deque[Any] = deque()
         self.seq = 0
         self.hand: Any = None
@@ -102,47 +94,47 @@ class Machine(RuleBasedStateMachine):
         self.steps = Steps(sim)
         self.expected: list[list[int]] = []
         self.failures = 0
-        self.closed = False
-
-    def make_way(self, sim: SimulatedAccelerator, ahead: int, transform: Any) -> Moving:
-        return Moving(sim, ahead, transform)
 
     def transform(self, batch: Any) -> Any:
         """Computes on the side stream, into memory of its own."""
         x, labels = batch
         return [self.sim.apply(torch.clone, x, seconds=2e-5), labels]
 
+    def play(self, steps: list[tuple[str, Any]]) -> None:
+        for name, argument in steps:
+            getattr(self, name)(argument)
+            self.sim.check()
+            batches = self.plan.ahead + 1 + len(self.kept) + self.extra
+            spare = NBYTES if self.plan.transforms else 0  # what is being transformed
+            assert self.sim.resident_bytes <= batches * (NBYTES + 1024) + spare, "device memory is not bounded"
+
     # -- what comes ----------------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.memory.free and not self.closed)
-    @rule()
-    def arrives(self) -> None:
-        self.queue.append(SimpleNamespace(seq=self.seq, batch=Arrived(self.memory.write(self.seq), self.seq)))
-        self.seq += 1
-        self.stage.advance(self.queue)
+    def arrive(self, count: int) -> None:
+        for _ in range(min(count, len(self.memory.free))):
+            self.queue.append(SimpleNamespace(seq=self.seq, batch=Arrived(self.memory.write(self.seq), self.seq)))
+            self.seq += 1
+            self.stage.advance(self.queue)
 
-    @precondition(lambda self: not self.closed)
-    @rule()
-    def arrives_as_an_error(self) -> None:
+    def arrive_as_an_error(self, _: Any) -> None:
         self.queue.append(SimpleNamespace(seq=self.seq, error=ValueError("its sample")))
         self.seq += 1
         self.stage.advance(self.queue)
 
-    @precondition(lambda self: not self.closed)
-    @rule()
-    def next_copy_fails(self) -> None:
-        self.sim.fail_copies = {self.sim.copies + 1}
+    def let_a_copy_fail(self, which: int) -> None:
+        self.sim.fail_copies = {self.sim.copies + which}
 
-    @precondition(lambda self: not self.closed)
-    @rule()
-    def is_pumped(self) -> None:
+    def pump(self, _: Any) -> None:
         self.stage.advance(self.queue)
 
     # -- what the program does -----------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.queue and not self.closed)
-    @rule(seconds=st.sampled_from([1e-5, 1e-4, 1e-3]), own_stream=st.booleans())
-    def takes(self, seconds: float, own_stream: bool) -> None:
+    def take(self, how: tuple[float, bool]) -> None:
+        seconds, own_stream = how
+        if not self.queue:
+            self.arrive(1)
+        if not self.queue:
+            return  # the program keeps everything
         self.stage.settle(self.queue)
         outcome = self.queue.popleft()
         if hasattr(outcome, "error"):
@@ -163,53 +155,26 @@ class Machine(RuleBasedStateMachine):
         for tensor in self.hand:
             sim.record_stream(tensor, stream)
 
-    @rule()
-    def drops(self) -> None:
+    def drop(self, _: Any) -> None:
         self.hand = None
 
-    @precondition(lambda self: self.hand is not None and len(self.kept) < 4)
-    @rule()
-    def keeps(self) -> None:
-        self.kept.append(self.hand)
+    def keep(self, _: Any) -> None:
+        if self.hand is not None and len(self.kept) < PLACES // 2:
+            self.kept.append(self.hand)
 
-    @rule()
-    def drops_what_it_kept(self) -> None:
+    def drop_what_was_kept(self, _: Any) -> None:
         self.extra += len(self.kept)
         self.kept.clear()
 
-    @rule(seconds=st.sampled_from([1e-5, 1e-4, 1e-3]))
-    def works_on_the_cpu(self, seconds: float) -> None:
+    def work_on_the_cpu(self, seconds: float) -> None:
         self.sim.advance(seconds)
 
-    @rule()
-    def waits_for_the_device(self) -> None:
+    def wait_for_the_device(self, _: Any) -> None:
         self.sim.synchronize()
         self.extra = 0
 
-    @precondition(lambda self: self.seq > 3)
-    @rule()
-    def closes(self) -> None:
-        self.stage.close()
-        self.queue.clear()
-        self.closed = True
-
-    # -- what must hold ------------------------------------------------------------------------------------------------
-
-    @invariant()
-    def no_rule_is_broken(self) -> None:
-        if hasattr(self, "sim"):
-            self.sim.check()
-
-    @invariant()
-    def device_memory_is_bounded(self) -> None:
-        if hasattr(self, "sim"):
-            batches = self.ahead + 1 + len(self.kept) + self.extra
-            most = batches * (NBYTES + 1024) + (NBYTES if self.transforms else 0)  # and what is being transformed
-            assert self.sim.resident_bytes <= most
-
-    def teardown(self) -> None:
-        if not hasattr(self, "sim"):
-            return
+    def end(self) -> None:
+        """Break off, and see that everything was right and nothing is left."""
         self.hand = None
         self.kept.clear()
         self.queue.clear()
@@ -219,24 +184,48 @@ class Machine(RuleBasedStateMachine):
             if thread.name.startswith("aloader"):
                 thread.join(10)
         self.sim.synchronize()
-        gc.collect()
         self.sim.check()
-        assert len(self.memory.free) == 8, "a lease has not ended"
+        assert len(self.memory.free) == PLACES, "a lease has not ended"
 
 
-def run(machine: type[Machine], examples: int) -> None:
-    checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=checks, database=None
-        ),
-    )
+SECONDS = st.sampled_from([1e-5, 1e-4, 1e-3])
+TAKE = st.tuples(st.just("take"), st.tuples(SECONDS, st.booleans()))
+STEPS = st.lists(
+    st.one_of(
+        TAKE,
+        TAKE,
+        TAKE,
+        st.tuples(st.just("arrive"), st.integers(1, 3)),
+        st.tuples(st.just("work_on_the_cpu"), SECONDS),
+        st.tuples(st.sampled_from(["pump", "drop", "keep", "drop_what_was_kept"]), st.none()),
+        st.tuples(st.sampled_from(["wait_for_the_device", "arrive_as_an_error"]), st.none()),
+        st.tuples(st.just("let_a_copy_fail"), st.integers(1, 6)),
+    ),
+    min_size=10,
+    max_size=50,
+)
+PLANS = st.builds(Plan, st.integers(1, 3), st.booleans(), st.sampled_from([1e7, 1e8, 1e9]), st.booleans())
+
+
+def tell(examples: int, **planted: Any) -> None:
+    """Play so many stories."""
+
+    phases = [Phase.generate] if planted else [Phase.generate, Phase.shrink]  # how little it takes does not matter
+    checks = list(HealthCheck)
+
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=checks, phases=phases)
+    @given(PLANS, STEPS)
+    def stories(plan: Plan, steps: list[tuple[str, Any]]) -> None:
+        story = Story(plan, **planted)
+        story.play(steps)
+        story.end()
+
+    stories()
 
 
 @pytest.mark.slow
-def test_the_stage_keeps_every_byte_in_its_place_whatever_happens():
-    run(Machine, 60)
+def test_every_byte_is_in_its_place_whatever_happens():
+    tell(60)
 
 
 class EndsLeasesAtIssue(Moving):
@@ -246,28 +235,21 @@ class EndsLeasesAtIssue(Moving):
         return begun
 
 
-class NeverWaits(Machine):
-    planted = frozenset({"wait"})
+class HasAlwaysRoom(Moving):
+    def full(self) -> bool:
+        return False
 
 
-class NeverRecords(Machine):
-    planted = frozenset({"record_stream"})
-
-
-class EndsLeasesEarly(Machine):
-    def make_way(self, sim: SimulatedAccelerator, ahead: int, transform: Any) -> Moving:
-        return EndsLeasesAtIssue(sim, ahead, transform)
-
-
-class NeverFull(Machine):
-    def make_way(self, sim: SimulatedAccelerator, ahead: int, transform: Any) -> Moving:
-        way = super().make_way(sim, ahead, transform)
-        way.full = lambda: False  # type: ignore[method-assign]
-        return way
+PLANTED = [
+    pytest.param({"without": frozenset({"wait"})}, id="the consumer's stream does not wait"),
+    pytest.param({"without": frozenset({"record_stream"})}, id="no record_stream"),
+    pytest.param({"way": EndsLeasesAtIssue}, id="leases end when copies are begun"),
+    pytest.param({"way": HasAlwaysRoom}, id="the device is never full"),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("planted", [NeverWaits, NeverRecords, EndsLeasesEarly, NeverFull])
+@pytest.mark.parametrize("planted", PLANTED)
 def test_a_planted_bug_is_caught(planted):
     with pytest.raises((AssertionError, BaseExceptionGroup)):
-        run(planted, 300)
+        tell(150, **planted)
