@@ -61,7 +61,10 @@ POISONED = """
     def refuse():
         raise SystemExit("CUDA is initialised")
 
-    torch.cuda._lazy_init = refuse
+    def poison():
+        torch.cuda._lazy_init = refuse
+
+    poison()
     from aloader import DataLoader
     from aloader.device import choosing, cuda, drawing, pinning, plain, structure
 
@@ -70,7 +73,7 @@ POISONED = """
         DataLoader(data, device="cuda")
     repr(choosing.accelerator_for("cuda:1"))
     for more in ({}, {"num_workers": 1}):
-        with DataLoader(data, 4, device="cpu", **more) as loader:
+        with DataLoader(data, 4, device="cpu", worker_setup=poison, **more) as loader:
             assert [batch.sum().item() for batch in loader] == [12, 44]
     assert not torch.cuda.is_initialized()
     print("done")

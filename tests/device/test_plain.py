@@ -59,7 +59,8 @@ def test_on_another_device_a_copy_keeps_what_the_tensor_is():
 
 @pytest.mark.parametrize("name", ["mps", "xpu"])
 def test_a_device_that_is_not_there_is_refused_with_torchs_words(name):
-    if getattr(torch, name).is_available() if hasattr(torch, name) and name == "xpu" else torch.backends.mps.is_available():
+    module = torch.backends.mps if name == "mps" else torch.xpu
+    if module.is_available():
         pytest.skip(f"there is {name}")
     with pytest.raises(RuntimeError, match=f'device="{name}" cannot be used: torch says ".+"') as caught:
         Plain(torch.device(name)).open()
