@@ -150,9 +150,17 @@ class Cuda:
                 part.record_stream(stream)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether it lies in page-locked memory: torch's, or memory that was locked here."""
+        """Whether it lies in page-locked memory: torch's, or memory that was locked here. True of what cannot be pinned
+        either: tensors that are on a device, and subclasses that do not know."""
+        if not tensor.is_cpu:
+            return True
         with self._here():
-            return tensor.is_pinned()
+            if _is_plain(tensor):
+                return tensor.is_pinned()
+            try:
+                return tensor.is_pinned()
+            except (RuntimeError, TypeError):  # NotImplementedError too
+                return True
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy in torch's page-locked memory: always one, since `tensor.pin_memory()` hands out a view of memory that

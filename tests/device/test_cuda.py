@@ -76,6 +76,24 @@ def test_it_needs_an_index_for_it_never_chooses_one():
             Cuda(torch.device(wrong))
 
 
+class Unsure(torch.Tensor):
+    """A subclass that has not heard of pinning."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.is_pinned:
+            raise NotImplementedError("is_pinned")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_what_cannot_be_pinned_is_not_to_be_pinned():
+    accelerator = cuda()
+    assert accelerator.is_pinned(torch.ones(1, device="meta"))
+    assert accelerator.is_pinned(torch.ones(1).as_subclass(Unsure))
+    assert not accelerator.is_pinned(torch.ones(1))
+    assert not accelerator.is_pinned(torch.eye(2).to_sparse())
+
+
 # -- page-locking -----------------------------------------------------------------------------------------------------
 
 

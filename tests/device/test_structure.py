@@ -215,6 +215,13 @@ def test_what_can_move_itself_does_before_it_is_taken_for_a_container():
     assert isinstance(moved(packed, pytest.fail, lambda obj: obj.to("cpu")), PackedSequence)
 
 
+def test_torchs_own_kinds_of_tuples_keep_their_types():
+    found = doubled([torch.ones(2).max(0), torch.Size([2])])
+    assert type(found[0]) is torch.return_types.max
+    assert found[0].values == 2
+    assert type(found[1]) is torch.Size
+
+
 class Email(dict[str, Any]):
     """Keys are attributes, and one of them is "to"."""
 
