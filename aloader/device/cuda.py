@@ -19,14 +19,16 @@ from typing import Any, Final
 import torch
 
 from aloader.device.accelerators import LockRefusedError
-from aloader.device.runtime import Runtime
+from aloader.device.ranges import Ranges, copy_in_pieces
+from aloader.device.runtime import Runtime, last_errors
+from aloader.device.structure import memory_of
 
 #: `cudaHostRegisterPortable`: page-locked for every context, not only for the one that is current.
 _PORTABLE: Final = 1
 
 
 class Cuda:
-    """One CUDA device. Nothing initialises CUDA before `open`, or the first call that needs it.
+    """One CUDA device. Unverified on hardware. Nothing initialises CUDA before `open`, or the first call that needs it.
 
     cuda: torch's module. runtime: what makes the `Runtime`, once CUDA is initialised.
     """
@@ -40,11 +42,11 @@ class Cuda:
             raise ValueError(f"expected a CUDA device with its index, such as cuda:0, but got {device}")
         self.device = device
         self._cuda = cuda
-        self._make_runtime = runtime or (lambda: Runtime(cuda.cudart(), self._touch))
+        self._make_runtime = runtime or (lambda: Runtime(cuda.cudart(), self._touch, last_errors()))
         self._runtime: Runtime | None = None
         self._side: Any = None
         self._opening = threading.Lock()
-        self._locked: dict[int, int] = {}  # the address where each range that is page-locked begins, and its end
+        self._locked = Ranges()
 
     def __repr__(self) -> str:
         return f"Cuda({str(self.device)!r})"
@@ -57,30 +59,30 @@ class Cuda:
             if self._side is None:
                 self._check()
                 with self._here():
-                    self._runtime = self._make_runtime()
                     self._side = self._cuda.Stream(self.device)
 
     def _check(self) -> None:
-        if not self._cuda.is_available():
-            raise RuntimeError(
-                f'device="{self.device}" cannot be used: torch finds no CUDA device. {self._why_none()}Look at '
-                '`nvidia-smi`, at CUDA_VISIBLE_DEVICES, and in a container at `docker run --gpus all`; or give '
-                'device="cpu"'
-            )
-        self._cuda.init()
+        there = self._cuda.is_available()
+        said = self._initialised()
+        if said or not there:
+            raise self._refusal(f"torch says: {said}" if said else "torch finds no CUDA device")
         count = self._cuda.device_count()
         if self.device.index >= count:
             have = "the only one is cuda:0" if count == 1 else f"there are cuda:0 to cuda:{count - 1}"
-            raise RuntimeError(
-                f'device="{self.device}" cannot be used: {have}, of those that CUDA_VISIBLE_DEVICES leaves visible'
-            )
+            raise self._refusal(f"{have}, counted among those that CUDA_VISIBLE_DEVICES leaves")
 
-    def _why_none(self) -> str:
-        """What torch says when it is asked to begin all the same."""
+    def _refusal(self, why: str) -> RuntimeError:
+        return RuntimeError(
+            f'device="{self.device}" cannot be used: {why}. Look at `nvidia-smi`, at CUDA_VISIBLE_DEVICES, and in a '
+            'container at `docker run --gpus all`; or give device="cpu"'
+        )
+
+    def _initialised(self) -> str:
+        """Initialise CUDA; what torch says if it does not."""
         try:
             self._cuda.init()
         except (RuntimeError, AssertionError) as error:
-            return f"It says: {str(error).splitlines()[0].rstrip('.')}. "
+            return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
         return ""
 
     def _here(self) -> AbstractContextManager[Any]:
@@ -138,33 +140,31 @@ class Cuda:
                 made = tensor.to(self.device, non_blocking=True)
             else:
                 made = torch.empty_like(tensor, device=self.device)
-                borders = self._borders(tensor) if self._locked else []
-                if borders:
-                    _copy_in_pieces(made, tensor, borders)
-                else:
-                    made.copy_(tensor, non_blocking=True)
+                copy_in_pieces(made, tensor, self._locked.borders(tensor))
         return made.requires_grad_() if tensor.requires_grad else made
-
-    def _borders(self, tensor: torch.Tensor) -> list[int]:
-        """The bytes in a tensor at which a range that was page-locked by itself ends: one copy must not cross that."""
-        low = tensor.data_ptr()
-        high = low + tensor.nbytes
-        return sorted(end - low for end in list(self._locked.values()) if low < end < high)
 
     def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
         """Let torch's allocator wait for this stream before it gives the tensor's memory to others."""
-        tensor.record_stream(stream)
+        for part in memory_of(tensor):
+            if part.is_cuda:
+                part.record_stream(stream)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether it lies in page-locked memory: torch's, or memory that was locked here."""
+        """Whether it lies in page-locked memory: torch's, or memory that was locked here. True of what cannot be pinned
+        either: tensors that are on a device, and subclasses that do not know."""
+        if not tensor.is_cpu:
+            return True
         with self._here():
-            return tensor.is_pinned()
+            if _is_plain(tensor):
+                return tensor.is_pinned()
+            try:
+                return tensor.is_pinned()
+            except (RuntimeError, TypeError):  # NotImplementedError too
+                return True
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy in torch's page-locked memory: always one, since `tensor.pin_memory()` hands out a view of memory that
         was locked here itself."""
-        if self._side is None:
-            self.open()
         with self._here(), torch.no_grad():
             if not _is_plain(tensor):
                 return tensor.pin_memory()
@@ -180,13 +180,13 @@ class Cuda:
                 f"CUDA does not page-lock {nbytes} bytes: {said}. Allow it more: `ulimit -l unlimited`, "
                 "`docker run --ulimit memlock=-1`; or give the loader a smaller memory_limit"
             )
-        self._locked[address] = address + nbytes
+        self._locked.add(address, nbytes)
 
     def unlock(self, address: int) -> None:
         """Undo `lock`. Nothing while the interpreter ends: the runtime may have gone, and the memory goes anyway."""
         if sys.is_finalizing():
             return
-        self._locked.pop(address, None)
+        self._locked.discard(address)
         with self._here():
             said = self._calls.unregister(address)
         if said is not None:
@@ -195,8 +195,7 @@ class Cuda:
     @property
     def _calls(self) -> Runtime:
         if self._runtime is None:
-            self.open()
-        assert self._runtime is not None
+            self._runtime = self._make_runtime()
         return self._runtime
 
     # -- random numbers -----------------------------------------------------------------------------------------------
@@ -216,8 +215,7 @@ class Cuda:
 
     @property
     def _generator(self) -> Any:
-        if self._side is None:
-            self.open()  # torch makes the generators then
+        self._cuda.init()  # makes them, unless it has
         return self._cuda.default_generators[self.device.index]
 
 
@@ -230,16 +228,3 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
     )
 
-
-def _copy_in_pieces(made: torch.Tensor, tensor: torch.Tensor, borders: list[int]) -> None:
-    if made.stride() != tensor.stride():  # gaps in it, or places that are there twice
-        made.copy_(tensor.contiguous(), non_blocking=True)
-        return
-    source, target = _bytes_of(tensor), _bytes_of(made)
-    for low, high in zip([0, *borders], [*borders, len(source)], strict=True):
-        target[low:high].copy_(source[low:high], non_blocking=True)
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor without gaps, in the order in which they lie in memory."""
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

@@ -25,11 +25,11 @@ class Plain:
         return f"Plain({str(self.device)!r})"
 
     def open(self) -> None:
-        """Ask for an empty tensor: torch says what is wrong where it cannot be had."""
+        """Ask for an empty tensor, which knows the device's index, or torch says what is wrong."""
         if self.device.type == "cpu":
             return
         try:
-            torch.empty(0, device=self.device)
+            self.device = torch.empty(0, device=self.device).device
         except (RuntimeError, NotImplementedError, AssertionError) as error:
             reason = str(error).splitlines()[0]
             raise RuntimeError(

@@ -9,28 +9,26 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 #: `cudaErrorCudartUnloading`: the process ends, and everything is unlocked with it.
 _UNLOADING: Final = 4
 
-#: What the library is called that has the function which takes the pending error away, and that function.
+#: How the libraries are called that have the function which takes the pending error away, and that function.
 _LIBRARIES: Final = (("libcudart", "cudaGetLastError"), ("libamdhip64", "hipGetLastError"))
 
 
 class Runtime:
     """cudart: the module that `torch.cuda.cudart()` returns. touch: something that raises an error which is pending.
 
-    last_error: takes the pending error away (default: by the runtime's library, where it is found in this process).
+    last_errors: functions that take a pending error away and return its code, of the runtimes in this process.
     """
 
-    def __init__(
-        self, cudart: Any, touch: Callable[[], object], last_error: Callable[[], object] | None = None
-    ) -> None:
+    def __init__(self, cudart: Any, touch: Callable[[], object], last_errors: Iterable[Callable[[], int]]) -> None:
         self._cudart = cudart
         self._touch = touch
-        self._last_error = last_error or find_last_error()
+        self._last_errors = tuple(last_errors)
 
     def register(self, address: int, nbytes: int, flags: int) -> str | None:
         """Page-lock; what went wrong, if something has."""
@@ -38,35 +36,35 @@ class Runtime:
 
     def unregister(self, address: int) -> str | None:
         """Unlock; what went wrong, if something has."""
-        return self._said(self._cudart.cudaHostUnregister(address), _UNLOADING)
+        return self._said(self._cudart.cudaHostUnregister(address), fine=_UNLOADING)
 
     def _said(self, answer: Any, fine: int = 0) -> str | None:
         code = int(answer)
         if code in (0, fine):
             return None
         text = self._cudart.cudaGetErrorString(answer)
-        self._drain()
+        self._drain(code)
         return f"{text} (error {code})"
 
-    def _drain(self) -> None:
-        if self._last_error is not None:
-            self._last_error()
-            return
-        with contextlib.suppress(RuntimeError):
-            self._touch()
+    def _drain(self, code: int) -> None:
+        """Take the error away. Where no library has it, torch has the runtime inside itself, and raises it when it
+        launches something."""
+        if not any(int(last_error()) == code for last_error in self._last_errors):
+            with contextlib.suppress(RuntimeError):
+                self._touch()
 
 
-def find_last_error(maps: str = "/proc/self/maps") -> Callable[[], object] | None:
-    """The function of the library that this process has loaded already, or None: it may be linked into torch."""
+def last_errors(maps: str = "/proc/self/maps") -> list[Callable[[], int]]:
+    """These functions of the libraries that this process has loaded (none is loaded here): each has its own errors."""
     try:
         with open(maps, encoding="utf-8", errors="replace") as lines:
-            paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in lines if line.count("/")}
+            paths = {line[line.index("/") :].rstrip("\n") for line in lines if "/" in line}
     except OSError:  # no Linux
-        return None
+        return []
+    found: list[Callable[[], int]] = []
     for path in sorted(paths):
         for beginning, name in _LIBRARIES:
             if os.path.basename(path).startswith(beginning):
                 with contextlib.suppress(OSError, AttributeError):
-                    function: Callable[[], object] = getattr(ctypes.CDLL(path), name)
-                    return function
-    return None
+                    found.append(getattr(ctypes.CDLL(path, os.RTLD_NOW | os.RTLD_NOLOAD), name))
+    return found

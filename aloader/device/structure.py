@@ -100,7 +100,11 @@ class _Change:
         return made
 
     def _mapping(self, data: Any) -> Any:
-        changed = {key: made for key, value in data.items() if (made := self(value)) is not value}
+        changed = {
+            key: made
+            for key, value in data.items()
+            if type(value) not in _ATOMS and (made := self(value)) is not value
+        }
         if not changed:
             return data
         try:
@@ -117,7 +121,7 @@ class _Change:
         changed = False
         items = []
         for item in data:
-            made = self(item)
+            made = item if type(item) in _ATOMS else self(item)
             items.append(made)
             changed = changed or made is not item
         if not changed:
@@ -172,9 +176,9 @@ def tensors_in(obj: Any) -> Iterator[torch.Tensor]:
         if isinstance(found, torch.Tensor):
             yield found
         elif kind is tuple or kind is list:
-            left.extend([(item, depth) for item in reversed(found)])
+            left.extend([(item, depth) for item in reversed(found) if type(item) not in _ATOMS])
         elif kind is dict:
-            left.extend([(item, depth) for item in reversed(found.values())])
+            left.extend([(item, depth) for item in reversed(found.values()) if type(item) not in _ATOMS])
         else:
             parts, depth = _parts_of(found), depth + (depth > 0 or not _is_container(found))
             if depth <= DEPTH:
@@ -211,3 +215,19 @@ def _mangled(name: str, kind: type) -> str:
     """How the attribute `__name` of a class is called."""
     hidden = name.startswith("__") and not name.endswith("__")
     return f"_{kind.__name__.lstrip('_')}{name}" if hidden else name
+
+
+def memory_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The plain tensors that a tensor's numbers lie in: of a plain one itself, of a sparse one indices and values."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)  # subclasses that are made of others, nested ones too
+    if flatten is not None:
+        for name in flatten()[0]:
+            yield from memory_of(getattr(tensor, name))
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    else:
+        yield tensor.values() if tensor.is_nested else tensor

@@ -6,7 +6,7 @@ default, `collating` gives what is called instead: torch's `collate` with its li
 which every dataclass is an instance of. So whatever else a dataclass is (a Mapping, a tuple, something with an entry
 of the user's) decides first.
 
-Pinning is torch's, which leaves a dataclass as it is unless it has a `pin_memory` method.
+The fields of dataclasses are also pinned and moved to a device: see `device.structure`.
 """
 
 from __future__ import annotations

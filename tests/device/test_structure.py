@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from aloader.device.structure import DEPTH, moved, pinned, tensors_in
+from aloader.device.structure import DEPTH, memory_of, moved, pinned, tensors_in
 
 
 class Leaf:
@@ -143,7 +143,7 @@ def assert_alike(ours: Any, torchs: Any, before: Any) -> None:
             assert_alike(*parts)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(BATCHES)
 def test_pinning_makes_what_torchs_makes(batch):
     assert_alike(pinned(batch, torch.clone), pin_memory(batch), batch)
@@ -215,6 +215,13 @@ def test_what_can_move_itself_does_before_it_is_taken_for_a_container():
     assert isinstance(moved(packed, pytest.fail, lambda obj: obj.to("cpu")), PackedSequence)
 
 
+def test_torchs_own_kinds_of_tuples_keep_their_types():
+    found = doubled([torch.ones(2).max(0), torch.Size([2])])
+    assert type(found[0]) is torch.return_types.max
+    assert found[0].values == 2
+    assert type(found[1]) is torch.Size
+
+
 class Email(dict[str, Any]):
     """Keys are attributes, and one of them is "to"."""
 
@@ -282,15 +289,22 @@ def test_items_that_are_gone_at_once_are_not_taken_for_each_other():
     assert list(made[0].items) == [n + 1.0 for n in range(20)]
 
 
+class Subclass(torch.Tensor):
+    pass
+
+
 UNUSUAL = {
     "sparse": lambda: torch.eye(2).to_sparse(),
-    "nested": lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8),
+    "a subclass": lambda: torch.ones(2).as_subclass(Subclass),
     "parameter": lambda: torch.nn.Parameter(torch.ones(1)),
     "meta": lambda: torch.ones(1, device="meta"),
     "a view": lambda: torch.ones(4)[1:],
 }
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:.*quantiz")
 @pytest.mark.parametrize("make", UNUSUAL.values(), ids=UNUSUAL)
 def test_every_kind_of_tensor_is_a_tensor(make):
     tensor = make()
@@ -343,3 +357,26 @@ def test_what_an_object_refers_to_far_away_is_not_looked_at():
     for _ in range(50):
         deep = [{"a": deep}]
     assert len(list(tensors_in(deep))) == 1
+
+
+class Two(torch.Tensor):
+    """A tensor that is made of others."""
+
+    inner: torch.Tensor
+    outer: torch.Tensor
+
+    def __tensor_flatten__(self) -> Any:
+        return ["inner", "outer"], None
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse CS.")
+def test_the_plain_tensors_that_one_is_made_of():
+    eye = torch.eye(4)
+    assert [part.shape for part in memory_of(eye.to_sparse())] == [(2, 4), (4,)]
+    for compressed in (eye.to_sparse_csr(), eye.to_sparse_csc(), eye.to_sparse_bsr((2, 2)), eye.to_sparse_bsc((2, 2))):
+        assert len([part for part in memory_of(compressed) if part.layout is torch.strided]) == 3
+    assert next(memory_of(torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]))).tolist() == [1, 1, 1]
+    two = torch.ones(1).as_subclass(Two)
+    two.inner, two.outer = eye, eye.to_sparse()
+    assert len(list(memory_of(two))) == 3
+    assert next(memory_of(eye)) is eye

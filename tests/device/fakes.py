@@ -1,0 +1,105 @@
+"""What torch and the CUDA runtime answer, without a device: for the paths on which something is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+#: What `cudaGetErrorString` says.
+TEXTS = {
+    1: "invalid argument",
+    2: "out of memory",
+    4: "driver shutting down",
+    712: "part or all of the requested memory range is already mapped",
+    713: "pointer does not correspond to a registered memory region",
+}
+
+
+class Answer:
+    """As torch's enum of codes: a number, but no int."""
+
+    def __init__(self, code: int) -> None:
+        self._code = code
+
+    def __int__(self) -> int:
+        return self._code
+
+
+class FakeCudart:
+    """`torch.cuda.cudart()`: a range cannot be registered twice, nor one that is not be unregistered.
+
+    refuses: the code that registering answers. hidden: its pending error is seen by no library, only by kernels.
+    """
+
+    def __init__(self, refuses: int = 0, hidden: bool = False) -> None:
+        self.refuses = refuses
+        self.hidden = hidden
+        self.registered: dict[int, tuple[int, int]] = {}
+        self.pending = 0
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> Answer:
+        code = self.refuses or (712 if address in self.registered else 0)
+        if not code:
+            self.registered[address] = nbytes, flags
+        return self._answer(code)
+
+    def cudaHostUnregister(self, address: int) -> Answer:
+        return self._answer(0 if self.registered.pop(address, None) else 713)
+
+    def cudaGetErrorString(self, answer: Answer) -> str:
+        return TEXTS[int(answer)]
+
+    def _answer(self, code: int) -> Answer:
+        self.pending = code or self.pending
+        return Answer(code)
+
+    def last_error(self) -> int:
+        """As the library's `cudaGetLastError`."""
+        if self.hidden:
+            return 0
+        code, self.pending = self.pending, 0
+        return code
+
+    def kernel(self) -> None:
+        """As whatever launches one."""
+        code, self.pending = self.pending, 0
+        if code:
+            raise RuntimeError(f"CUDA error: {TEXTS[code]}")
+
+
+class FakeCuda:
+    """`torch.cuda` with so many devices. `contexts`: on which of them something has happened."""
+
+    def __init__(self, count: int = 0, error: str = "", cudart: FakeCudart | None = None) -> None:
+        self.count = count
+        self.error = error
+        self.calls = cudart or FakeCudart()
+        self.now = 0
+        self.initialised = 0
+        self.contexts: set[int] = set()
+
+    def is_available(self) -> bool:
+        return self.count > 0
+
+    def device_count(self) -> int:
+        return self.count
+
+    def init(self) -> None:
+        if self.error:
+            raise RuntimeError(self.error)
+        self.initialised += 1
+
+    @contextmanager
+    def device(self, device: Any) -> Iterator[None]:
+        before, self.now = self.now, device.index
+        yield
+        self.now = before
+
+    def Stream(self, device: Any) -> Any:
+        self.contexts |= {self.now, device.index}
+        return object()
+
+    def cudart(self) -> FakeCudart:
+        self.contexts.add(self.now)
+        return self.calls

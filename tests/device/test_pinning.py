@@ -1,0 +1,66 @@
+"""`pin_memory=True` pins by the accelerator that there is, and warns as torch does where there is none."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from aloader.device import choosing, pinning
+from aloader.device.accelerators import assumed
+from aloader.device.plain import Plain
+
+
+class Pinning(Plain):
+    """A CPU that page-locks."""
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor + 1
+
+
+@pytest.fixture
+def accelerator() -> Iterator[Pinning]:
+    made = Pinning(torch.device("cpu"))
+    token = assumed.set(made)
+    yield made
+    assumed.reset(token)
+
+
+def said(pin_memory_device: str = "") -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pinning.warn(pin_memory_device, stacklevel=1)
+    return [str(warning.message) for warning in caught]
+
+
+def test_batches_are_pinned_by_the_accelerator(accelerator):
+    pin = pinning.pinner(True)
+    assert pin is not None
+    assert pin({"a": torch.ones(1), "b": "text"}) == {"a": torch.ones(1) + 1, "b": "text"}
+    assert said() == []
+    assert "pin_memory_device is deprecated" in said("cuda")[0]
+    assert pinning.pinner(False) is None
+
+
+def test_without_an_accelerator_nothing_is_pinned():
+    if torch.accelerator.is_available():
+        pytest.skip("there is an accelerator")
+    assert pinning.pinner(True) is None
+    assert "no accelerator is found" in said()[0]
+
+
+def test_on_mps_nothing_is_pinned_and_torchs_words_say_so(monkeypatch):
+    monkeypatch.setattr(choosing, "kind", lambda: "mps")
+    assert pinning.pinner(True) is None
+    assert said() == [
+        "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used."
+    ]
+
+
+def test_for_other_accelerators_torch_pins(monkeypatch):
+    monkeypatch.setattr(choosing, "kind", lambda: "xpu")
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    assert pinning.pinner(True) is pin_memory
