@@ -5,12 +5,14 @@ Of what is copied only the address is kept: whoever drops a source too early fin
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from aloader.channel.leaves import LEASE
 from aloader.device.accelerators import LockRefusedError
 from aloader.testing.simulated_memory import Allocation, Layout, Pool, poison, read
 from aloader.testing.simulated_streams import Operation
@@ -18,25 +20,31 @@ from aloader.testing.simulated_streams import Operation
 
 @dataclass(slots=True, eq=False)
 class Source:
-    """What a copy reads, by address."""
+    """What a copy reads, by address. Of a leased leaf it also sees the lease end."""
 
     address: int
     nbytes: int
     checksum: int
+    lease: weakref.ref[Any] | None
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Source:
         """The memory of a dense tensor."""
         address, nbytes = tensor.data_ptr(), tensor.nbytes
-        return cls(address, nbytes, zlib.crc32(read(address, nbytes) or b""))
+        owner = getattr(tensor.untyped_storage(), LEASE, None)
+        lease = None if owner is None else weakref.ref(owner)
+        return cls(address, nbytes, zlib.crc32(read(address, nbytes) or b""), lease)
 
     def now(self) -> tuple[bytes, str | None]:
         """Its bytes, and what is wrong with them."""
         data = read(self.address, self.nbytes)
         if data is None:
             return poison(self.nbytes), "source unmapped under a running copy"
-        changed = zlib.crc32(data) != self.checksum
-        return data, "source changed under a running copy" if changed else None
+        if zlib.crc32(data) != self.checksum:
+            return data, "source changed under a running copy"
+        if self.lease is not None and self.lease() is None:
+            return data, "lease of the source ended under a running copy"
+        return data, None
 
 
 class HostMemory:
@@ -69,7 +77,7 @@ class HostMemory:
         end = address + self.locked[address]
         for operation, source in running:
             if source.address < end and address < source.address + source.nbytes:
-                self._refused(f"unlocked memory under a running copy: {operation.span.name}")
+                self._refused(f"unlocked memory under a running copy: {operation}")
         del self.locked[address]
 
     def pin(self, tensor: torch.Tensor, now: float) -> torch.Tensor:

@@ -3,7 +3,7 @@
 An allocation is seen to end by the death of its *owner*, an array made directly on the block's memory (numpy collapses
 `.base`, so it must not be made on another array) that every tensor on it holds. That happens in any thread and in the
 middle of any code, so the callback only puts a note down, and the note is read at the beginning of the next call.
-Nothing here knows of streams: where a block may be used again is a key, and when is a moment.
+Nothing here knows what streams are: where a block may be used again is a key, and when is a moment.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+
+from aloader.testing.simulated_streams import Operation
 
 #: What memory holds that nothing has been written to: -2.6e36 as float32, 251 as uint8, negative as integers.
 POISON: Final = 0xFB
@@ -72,6 +74,7 @@ class Block:
     address: int
     key: Hashable
     written: int = 0  # the number of the latest allocation whose writing has begun
+    readers: dict[Hashable, Operation] = field(default_factory=dict)  # of the latest one: the last of each stream
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +91,7 @@ class Allocation:
     block: Block
     nbytes: int
     number: int
-    ready: float = 0.0  # when the operation that fills it ends
+    filled: Operation | None = None  # by what
     until: float = 0.0  # not used again before
     streams: list[Any] = field(default_factory=list)  # that were recorded to use it
     reference: weakref.ref[np.ndarray] | None = None
@@ -96,11 +99,6 @@ class Allocation:
     def take(self) -> np.ndarray:
         """The owner: the caller is the only one who has it."""
         return np.frombuffer(self.block.memory, np.uint8, self.nbytes)
-
-    def begin_writing(self) -> None:
-        """From now on, whoever reads what was in the block before reads something else."""
-        self.block.write(poison(self.nbytes))
-        self.block.written = self.number
 
 
 class Pool:
