@@ -23,27 +23,36 @@ class SimulatedAccelerator(SimulatedDevice):
     """Stands for a GPU in tests: what would go wrong on a card goes wrong here, every time, and says so.
 
     Give it to a loader as `device=`, and write the training step with its methods: `launch` for what the GPU computes,
-    `read` for `.cpu()` and `.item()`, `to` for `tensor.to("cuda")`. Tensors "on the device" are CPU tensors whose bytes
-    arrive when the copy has been executed, in virtual time: before that, they hold poison (0xFB: -2.6e36 as float32)::
+    `apply` for what a `device_transform` does, `read` for `.cpu()`, `to` for `tensor.to("cuda")`::
 
         sim = SimulatedAccelerator()
         async with DataLoader(dataset, batch_size=8, device=sim) as loader:
             async for batch in loader:
-                sim.launch("step", 0.010, model, reads=[batch])   # seconds that it takes on the device
-        sim.check()                                               # no rule was broken
-        print(as_text(sim.trace))                                 # aloader.testing.timeline
+                sim.launch("step", 0.010, reads=[batch])  # it takes 10 ms on the device
+        sim.check()  # no rule was broken
+        print(as_text(sim.trace))  # of aloader.testing.timeline
 
-    `now` is the host's clock, in seconds. Each call costs the host `host_cost` (`passed`: `poll_cost`); `advance` is
-    for what it does between them. `join`, `read` and `synchronize` let it wait. Real time never enters.
+    Tensors "on the device" are ordinary CPU tensors on memory of its own, whose bytes arrive when the copy has been
+    executed: until then they are poison (0xFB: -2.6e36 as float32), or what was there before. So look at them with
+    `read` or in the function of a `launch`, which see what a kernel would see at that moment.
 
-    Mistakes give wrong bytes and a line in `violations`:
+    Time is virtual. `now` is the host's clock in seconds: each call costs the host `host_cost` (`passed`: `poll_cost`),
+    `advance` is for what it does between them, and `join`, `read` and `synchronize` let it wait. Copies take
+    `latency` + bytes / bandwidth and share one engine per direction; kernels of different streams run side by side.
 
-    - a kernel begins before the copy of what it reads has ended (nobody waited for the event);
-    - a device tensor is dropped, and its memory used again, before a stream that reads it is done (no `record_stream`);
-    - the source of a running copy is overwritten, or dropped and its memory used by somebody else;
-    - memory is page-locked twice, unlocked twice, or unlocked under a running copy.
+    These mistakes give wrong bytes, as on a card, and a sentence in `violations`:
 
-    Only time decides: a mistake that happens to do no harm with these durations is not seen. Try others.
+    - a kernel begins before the copy of what it reads has ended: nobody waited for the event;
+    - a device tensor is dropped, and its memory used again, before a stream that reads it is done: no `record_stream`;
+    - the source of a running copy is overwritten, unmapped, or dropped and its memory used by somebody else.
+
+    Only a sentence is given where the bytes are right by luck: nothing but these durations orders a kernel behind a
+    copy, or a copy behind a kernel; a leased leaf of a loader was dropped under a running copy. The same for memory
+    that is page-locked twice, unlocked twice or under a running copy, and for a function that raises.
+
+    What it does not see: page-locked memory that is overwritten after the end of its copy, before the host could know
+    of that; writes into device memory by others than `copy`, `to` and `apply`; host memory that kernels read; torch's
+    own operations on these tensors, which run at once, where a GPU would do them in turn.
 
     h2d, d2h, pageable: bandwidths of copies, in bytes a second. latency: what each copy takes beyond that, in seconds.
     refuse_locks: `lock` is refused with this text. lock_limit: bytes that can be page-locked. fail_open: `open` raises

@@ -81,7 +81,7 @@ class Card:
         self, stream: Stream, name: str, seconds: float, function: Callable[..., torch.Tensor], reads: Any
     ) -> torch.Tensor:
         """A kernel whose result is in device memory."""
-        like = function(*over(torch.Tensor, reads, lambda tensor: torch.empty_like(tensor, device="meta")))
+        like = function(*over(torch.Tensor, reads, torch.zeros_like))
         allocation, result = self.allocate(torch.empty_like(like, device="meta"), stream)
         layout = Layout.of(result)
 

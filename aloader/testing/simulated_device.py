@@ -57,7 +57,7 @@ class SimulatedDevice:
     ) -> torch.Tensor:
         """What `function(*reads)` computes, in device memory of the current stream: for a `device_transform`.
 
-        Its shape and dtype are asked for at once, with tensors of the meta device.
+        The function is called twice: at once with zeros, for the shape and dtype of its result, and when it runs.
         """
         with self._call("apply"):
             return self._card.compute(self._current(), name, seconds, function, reads)
