@@ -45,9 +45,9 @@ class SimulatedDevice:
     ) -> Launch:
         """A kernel on the current stream. Does not keep `reads` alive, as a kernel would not.
 
-        `function(*reads)` runs when the kernel has been executed, on what the memory of `reads` holds by then.
-        Its result is the `result` of what is returned, and must not be a view of them. Dicts, lists and tuples of
-        tensors may stand in `reads`, too.
+        `function(*reads)` runs when the kernel has been executed, on what the memory of `reads` holds by then: what
+        else it uses it keeps alive, and nobody checks that. Its result is the `result` of what is returned, and must
+        not be a view of them. Dicts, lists and tuples of tensors may stand in `reads`, too.
         """
         with self._call("launch"):
             return self._card.launch(self._current(), name, seconds, function, reads)
@@ -85,6 +85,10 @@ class SimulatedDevice:
             self._streams.append(Stream(name))
             return self._streams[-1]
 
+    def __repr__(self) -> str:
+        given = f"{len(self.trace)} operations executed, {len(self.violations)} violations"
+        return f"<{type(self).__name__} at {self.now * 1e3:.3f} ms: {given}>"
+
     # -- for tests ---------------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -101,6 +105,8 @@ class SimulatedDevice:
         """Execute all that was given. AssertionError if a rule has been broken so far."""
         if self.opened:
             self.synchronize()
+        with self._lock:
+            self._card.host.check_mapped()
         if self.violations:
             raise AssertionError("\n".join(("the simulated accelerator was misused:", *self.violations)))
 
@@ -141,7 +147,7 @@ class SimulatedDevice:
 
     @property
     def resident_bytes(self) -> int:
-        """Device memory of living tensors, and what was dropped but may not be used again yet."""
+        """Of living device tensors, and of those that were dropped but whose memory may not be used again yet."""
         with self._lock:
             self._card.collect()
             return self._card.memory.resident_bytes
@@ -153,7 +159,7 @@ class SimulatedDevice:
 
     @property
     def reserved_bytes(self) -> int:
-        """Device memory of all blocks, used or not."""
+        """Of all blocks, used or not; a block is a multiple of 512 bytes."""
         return self._card.memory.reserved_bytes
 
     # -- inside ------------------------------------------------------------------------------------------------------

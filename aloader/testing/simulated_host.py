@@ -14,7 +14,7 @@ import torch
 
 from aloader.channel.leaves import LEASE
 from aloader.device.accelerators import LockRefusedError
-from aloader.testing.simulated_memory import Allocation, Layout, Pool, poison, read
+from aloader.testing.simulated_memory import Layout, Pool, is_mapped, poison, read
 from aloader.testing.simulated_streams import Operation
 
 
@@ -54,6 +54,7 @@ class HostMemory:
         self.locked: dict[int, int] = {}
         self.calls: list[tuple[int, int]] = []
         self.pool = Pool(lambda allocation: allocation.until)
+        self._mapped: set[int] = set()  # locked addresses that were memory then
         self._violations = violations
         self._refuse = refuse
         self._limit = limit
@@ -69,6 +70,8 @@ class HostMemory:
             if address < other + length and other < address + nbytes:
                 self._refused(f"locked memory that is page-locked already: {nbytes} bytes at {address:#x}")
         self.locked[address] = nbytes
+        if is_mapped(address):  # a test may lock an address that is none
+            self._mapped.add(address)
 
     def unlock(self, address: int, running: list[tuple[Operation, Source]]) -> None:
         """Undo it, where no copy runs."""
@@ -79,16 +82,19 @@ class HostMemory:
             if source.address < end and address < source.address + source.nbytes:
                 self._refused(f"unlocked memory under a running copy: {operation}")
         del self.locked[address]
+        self._mapped.discard(address)
+
+    def check_mapped(self) -> None:
+        """Memory has to be unlocked before it is unmapped."""
+        for address in [address for address in self._mapped if not is_mapped(address)]:
+            self._mapped.discard(address)
+            self._violations.append(f"page-locked memory was unmapped: {self.locked[address]} bytes at {address:#x}")
 
     def pin(self, tensor: torch.Tensor, now: float) -> torch.Tensor:
         """A copy in a block of torch's."""
         layout = Layout.of(torch.empty_like(tensor, device="meta"))
         _, owner = self.pool.allocate(tensor.nbytes, None, now)
         return layout.on(owner).copy_(tensor.detach())
-
-    def block_of(self, tensor: torch.Tensor) -> Allocation | None:
-        """The pinned block of torch's that a tensor lies in."""
-        return self.pool.find(tensor)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor begins in page-locked memory: which is all that the driver looks at, too."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -31,18 +32,26 @@ def poison(nbytes: int) -> bytes:
 
 
 def read(address: int, nbytes: int) -> bytes | None:
-    """Memory of this process, or None where there is none any more: this must not crash as a card's driver would."""
+    """Memory of this process, or None where there is none any more. Where there is no /proc, that is a crash."""
     try:
-        with open("/proc/self/mem", "rb", buffering=0) as memory:
-            memory.seek(address)
-            data = memory.read(nbytes)
-            while len(data) < nbytes and (more := memory.read(nbytes - len(data))):
-                data += more
-        return data if len(data) == nbytes else None
-    except (FileNotFoundError, PermissionError):
+        memory = open("/proc/self/mem", "rb", buffering=0)  # noqa: SIM115 - the next line is its `with`
+    except OSError:
         return ctypes.string_at(address, nbytes)
-    except (OSError, ValueError, OverflowError):
-        return None
+    with memory:
+        try:
+            memory.seek(address)
+            parts = [memory.read(nbytes)]
+            while (left := nbytes - sum(map(len, parts))) > 0 and parts[-1]:
+                parts.append(memory.read(left))
+        except OSError:
+            return None
+    data = b"".join(parts)
+    return data if len(data) == nbytes else None
+
+
+def is_mapped(address: int) -> bool:
+    """Whether there is memory at an address. Always, where that cannot be told."""
+    return not os.access("/proc/self/mem", os.R_OK) or read(address, 1) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +124,7 @@ class Pool:
         self._release = release
         self._ended: deque[Allocation] = deque()
         self._idle: dict[Hashable, list[Block]] = {}
-        self._waiting: list[tuple[float, Block]] = []
+        self._waiting: list[tuple[float, Allocation]] = []
         self._addresses: list[int] = []
         self._made = 0
 
@@ -137,13 +146,13 @@ class Pool:
         while self._ended:
             allocation = self._ended.popleft()
             del self.live[allocation.block.address]
-            self._waiting.append((self._release(allocation), allocation.block))
+            self._waiting.append((self._release(allocation), allocation))
         waiting, self._waiting = self._waiting, []
-        for moment, block in waiting:
+        for moment, allocation in waiting:
             if moment <= now:
-                self._idle.setdefault(block.key, []).append(block)
+                self._idle.setdefault(allocation.block.key, []).append(allocation.block)
             else:
-                self._waiting.append((moment, block))
+                self._waiting.append((moment, allocation))
 
     def find(self, tensor: torch.Tensor) -> Allocation | None:
         """The allocation that a tensor lies on."""
@@ -154,9 +163,9 @@ class Pool:
 
     @property
     def resident_bytes(self) -> int:
-        """Of what is in use, or may not be used again yet."""
-        waiting = sum(block.nbytes for _, block in self._waiting)
-        return waiting + sum(allocation.block.nbytes for allocation in self.live.values())
+        """Of what is in use, or may not be used again yet: as much as was asked for."""
+        waiting = sum(allocation.nbytes for _, allocation in self._waiting)
+        return waiting + sum(allocation.nbytes for allocation in self.live.values())
 
     def _reuse(self, nbytes: int, key: Hashable) -> Block | None:
         idle = self._idle.get(key, [])
