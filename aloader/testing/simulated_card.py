@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from aloader.testing.simulated_host import HostMemory, Source
-from aloader.testing.simulated_kernels import Launch, Reading, Result
+from aloader.testing.simulated_kernels import Filling, Launch, Reading, over
 from aloader.testing.simulated_memory import Allocation, Layout, Pool
-from aloader.testing.simulated_streams import Engine, Operation, Schedule, Stream
+from aloader.testing.simulated_streams import Engine, Event, Operation, Schedule, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Card:
         self.host.pool.collect(self.schedule.now)
 
     def allocate(self, like: torch.Tensor, stream: Stream) -> tuple[Allocation, torch.Tensor]:
-        """Device memory for such a tensor."""
+        """Device memory for such a tensor, and a tensor on it."""
         allocation, owner = self.memory.allocate(like.nbytes, stream, self.schedule.now)
         return allocation, Layout.of(like).on(owner)
 
@@ -61,80 +61,87 @@ class Card:
         allocation, result = self.allocate(like, stream)
         if not pinned:
             self.schedule.advance_to(stream.free_at)
-        bandwidth = self._speeds.h2d if pinned else self._speeds.pageable
-        operation = self._transfer(source, allocation, stream, name, bandwidth)
+        seconds = self._speeds.latency + source.nbytes / (self._speeds.h2d if pinned else self._speeds.pageable)
+        operation = self.schedule.give(stream, name, seconds, self._engines[0], source.nbytes)
+        self._fill(allocation, source, operation)
         if blocking or not pinned:
-            self.schedule.advance_to(operation.span.end)
+            self.join(operation)
             self.waits += 1
             self.waited += self.schedule.now - began
         return result
 
     def launch(
-        self,
-        stream: Stream,
-        name: str,
-        seconds: float,
-        function: Callable[..., Any] | None,
-        reads: Sequence[torch.Tensor],
-        into: Result | None = None,
+        self, stream: Stream, name: str, seconds: float, function: Callable[..., Any] | None, reads: Any
     ) -> Launch:
-        """A kernel."""
-        launch = self._kernel(function, reads, into)
-        begin = None if into is None else into.allocation.begin_writing
-        launch.operation = self.schedule.give(stream, name, seconds, at_begin=begin, at_end=launch.execute)
-        if into is not None:
-            into.allocation.ready = launch.operation.span.end
-        return launch
+        """A kernel. `reads`: a list or tuple."""
+        operation = self.schedule.give(stream, name, seconds)
+        return Launch(operation, function, self._readings(reads), self.violations)
 
-    def read(self, tensor: torch.Tensor, stream: Stream) -> Launch:
-        """A copy from the device."""
-        launch = self._kernel(torch.clone, (tensor,))
-        seconds = self._speeds.latency + tensor.nbytes / self._speeds.d2h
-        launch.operation = self.schedule.give(
-            stream, "read", seconds, at_end=launch.execute, engine=self._engines[1], nbytes=tensor.nbytes
-        )
-        return launch
+    def compute(
+        self, stream: Stream, name: str, seconds: float, function: Callable[..., torch.Tensor], reads: Any
+    ) -> torch.Tensor:
+        """A kernel whose result is in device memory."""
+        like = function(*over(torch.Tensor, reads, torch.zeros_like))
+        allocation, result = self.allocate(torch.empty_like(like, device="meta"), stream)
+        layout = Layout.of(result)
+
+        def work(*views: Any) -> None:
+            layout.on(allocation.block.memory).copy_(function(*views).detach())
+
+        operation = self.schedule.give(stream, name, seconds)
+        Launch(operation, work, self._readings(reads), self.violations)
+        operation.at_begin = Filling(allocation, operation, self.violations).begin
+        return result
+
+    def read(self, tree: Any, stream: Stream) -> Any:
+        """A copy from the device, for which the host waits."""
+        sizes: list[int] = []
+        over(torch.Tensor, tree, lambda tensor: sizes.append(tensor.nbytes))
+        seconds = self._speeds.latency + sum(sizes) / self._speeds.d2h
+        operation = self.schedule.give(stream, "read", seconds, self._engines[1], sum(sizes))
+        launch = Launch(operation, _cloned, self._readings((tree,)), self.violations)
+        self.join(operation)
+        return launch.result
+
+    def join(self, operation: Operation) -> None:
+        """The host waits for it."""
+        self.schedule.join(Event(operation.span.end, operation.behind))
 
     def running(self) -> list[tuple[Operation, Source]]:
         """Copies that have not ended."""
         self._copies = [running for running in self._copies if not running[0].ended]
         return self._copies
 
-    def _kernel(
-        self, function: Callable[..., Any] | None, reads: Sequence[torch.Tensor], into: Result | None = None
-    ) -> Launch:
-        readings = [Reading.of(tensor, self.memory.find(tensor)) for tensor in reads]
-        return Launch(function, readings, into, self.violations)
+    def _readings(self, tree: Any) -> Any:
+        return over(torch.Tensor, tree, lambda tensor: Reading.of(tensor, self.memory))
 
-    def _transfer(
-        self, tensor: torch.Tensor, into: Allocation, stream: Stream, name: str, bandwidth: float
-    ) -> Operation:
+    def _fill(self, into: Allocation, tensor: torch.Tensor, operation: Operation) -> None:
         source = Source.of(tensor)
 
         def arrive() -> None:
             data, wrong = source.now()
             into.block.write(data)
             if wrong is not None:
-                self.violations.append(f"{wrong}: {name!r} on stream {stream.name!r}")
+                self.violations.append(f"{wrong}: {operation}")
 
-        operation = self.schedule.give(
-            stream,
-            name,
-            self._speeds.latency + source.nbytes / bandwidth,
-            at_begin=into.begin_writing,
-            at_end=arrive,
-            engine=self._engines[0],
-            nbytes=source.nbytes,
-        )
-        into.ready = operation.span.end
+        operation.at_begin = Filling(into, operation, self.violations).begin
+        operation.at_end = arrive
         block = self.host.pool.find(tensor)
         if block is not None:  # only of its own memory does torch record copies
             block.until = max(block.until, operation.span.end)
         self.running().append((operation, source))
-        return operation
+
+
+def _cloned(tree: Any) -> Any:
+    return over(torch.Tensor, tree, torch.clone)
 
 
 def _released(allocation: Allocation) -> float:
-    """When a dropped block may be used again: torch records an event on each stream that `record_stream` named."""
-    own = allocation.block.key
-    return max((stream.free_at for stream in allocation.streams if stream is not own), default=0.0)
+    """When a dropped block may be used again: torch records an event on each stream that `record_stream` named.
+
+    It looks at these events itself before it hands the block out, so nobody else need order what comes then.
+    """
+    block, streams = allocation.block, [stream for stream in allocation.streams if stream is not allocation.block.key]
+    for stream in streams:
+        block.readers.pop(stream, None)
+    return max((stream.free_at for stream in streams), default=0.0)

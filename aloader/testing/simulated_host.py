@@ -5,38 +5,46 @@ Of what is copied only the address is kept: whoever drops a source too early fin
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from aloader.channel.leaves import LEASE
 from aloader.device.accelerators import LockRefusedError
-from aloader.testing.simulated_memory import Allocation, Layout, Pool, poison, read
+from aloader.testing.simulated_memory import Layout, Pool, is_mapped, poison, read
 from aloader.testing.simulated_streams import Operation
 
 
 @dataclass(slots=True, eq=False)
 class Source:
-    """What a copy reads, by address."""
+    """What a copy reads, by address. Of a leased leaf it also sees the lease end."""
 
     address: int
     nbytes: int
     checksum: int
+    lease: weakref.ref[Any] | None
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Source:
         """The memory of a dense tensor."""
         address, nbytes = tensor.data_ptr(), tensor.nbytes
-        return cls(address, nbytes, zlib.crc32(read(address, nbytes) or b""))
+        owner = getattr(tensor.untyped_storage(), LEASE, None)
+        lease = None if owner is None else weakref.ref(owner)
+        return cls(address, nbytes, zlib.crc32(read(address, nbytes) or b""), lease)
 
     def now(self) -> tuple[bytes, str | None]:
         """Its bytes, and what is wrong with them."""
         data = read(self.address, self.nbytes)
         if data is None:
             return poison(self.nbytes), "source unmapped under a running copy"
-        changed = zlib.crc32(data) != self.checksum
-        return data, "source changed under a running copy" if changed else None
+        if zlib.crc32(data) != self.checksum:
+            return data, "source changed under a running copy"
+        if self.lease is not None and self.lease() is None:
+            return data, "lease of the source ended under a running copy"
+        return data, None
 
 
 class HostMemory:
@@ -46,6 +54,7 @@ class HostMemory:
         self.locked: dict[int, int] = {}
         self.calls: list[tuple[int, int]] = []
         self.pool = Pool(lambda allocation: allocation.until)
+        self._mapped: set[int] = set()  # locked addresses that were memory then
         self._violations = violations
         self._refuse = refuse
         self._limit = limit
@@ -61,6 +70,8 @@ class HostMemory:
             if address < other + length and other < address + nbytes:
                 self._refused(f"locked memory that is page-locked already: {nbytes} bytes at {address:#x}")
         self.locked[address] = nbytes
+        if is_mapped(address):  # a test may lock an address that is none
+            self._mapped.add(address)
 
     def unlock(self, address: int, running: list[tuple[Operation, Source]]) -> None:
         """Undo it, where no copy runs."""
@@ -69,18 +80,21 @@ class HostMemory:
         end = address + self.locked[address]
         for operation, source in running:
             if source.address < end and address < source.address + source.nbytes:
-                self._refused(f"unlocked memory under a running copy: {operation.span.name}")
+                self._refused(f"unlocked memory under a running copy: {operation}")
         del self.locked[address]
+        self._mapped.discard(address)
+
+    def check_mapped(self) -> None:
+        """Memory has to be unlocked before it is unmapped."""
+        for address in [address for address in self._mapped if not is_mapped(address)]:
+            self._mapped.discard(address)
+            self._violations.append(f"page-locked memory was unmapped: {self.locked[address]} bytes at {address:#x}")
 
     def pin(self, tensor: torch.Tensor, now: float) -> torch.Tensor:
         """A copy in a block of torch's."""
         layout = Layout.of(torch.empty_like(tensor, device="meta"))
         _, owner = self.pool.allocate(tensor.nbytes, None, now)
         return layout.on(owner).copy_(tensor.detach())
-
-    def block_of(self, tensor: torch.Tensor) -> Allocation | None:
-        """The pinned block of torch's that a tensor lies in."""
-        return self.pool.find(tensor)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor begins in page-locked memory: which is all that the driver looks at, too."""

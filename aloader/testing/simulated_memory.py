@@ -3,13 +3,14 @@
 An allocation is seen to end by the death of its *owner*, an array made directly on the block's memory (numpy collapses
 `.base`, so it must not be made on another array) that every tensor on it holds. That happens in any thread and in the
 middle of any code, so the callback only puts a note down, and the note is read at the beginning of the next call.
-Nothing here knows of streams: where a block may be used again is a key, and when is a moment.
+Nothing here knows what streams are: where a block may be used again is a key, and when is a moment.
 """
 
 from __future__ import annotations
 
 import bisect
 import ctypes
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -18,6 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+
+from aloader.testing.simulated_streams import Operation
 
 #: What memory holds that nothing has been written to: -2.6e36 as float32, 251 as uint8, negative as integers.
 POISON: Final = 0xFB
@@ -29,18 +32,26 @@ def poison(nbytes: int) -> bytes:
 
 
 def read(address: int, nbytes: int) -> bytes | None:
-    """Memory of this process, or None where there is none any more: this must not crash as a card's driver would."""
+    """Memory of this process, or None where there is none any more. Where there is no /proc, that is a crash."""
     try:
-        with open("/proc/self/mem", "rb", buffering=0) as memory:
-            memory.seek(address)
-            data = memory.read(nbytes)
-            while len(data) < nbytes and (more := memory.read(nbytes - len(data))):
-                data += more
-        return data if len(data) == nbytes else None
-    except (FileNotFoundError, PermissionError):
+        memory = open("/proc/self/mem", "rb", buffering=0)  # noqa: SIM115 - the next line is its `with`
+    except OSError:
         return ctypes.string_at(address, nbytes)
-    except (OSError, ValueError, OverflowError):
-        return None
+    with memory:
+        try:
+            memory.seek(address)
+            parts = [memory.read(nbytes)]
+            while (left := nbytes - sum(map(len, parts))) > 0 and parts[-1]:
+                parts.append(memory.read(left))
+        except OSError:
+            return None
+    data = b"".join(parts)
+    return data if len(data) == nbytes else None
+
+
+def is_mapped(address: int) -> bool:
+    """Whether there is memory at an address. Always, where that cannot be told."""
+    return not os.access("/proc/self/mem", os.R_OK) or read(address, 1) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,7 @@ class Block:
     address: int
     key: Hashable
     written: int = 0  # the number of the latest allocation whose writing has begun
+    readers: dict[Hashable, Operation] = field(default_factory=dict)  # of the latest one: the last of each stream
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +100,7 @@ class Allocation:
     block: Block
     nbytes: int
     number: int
-    ready: float = 0.0  # when the operation that fills it ends
+    filled: Operation | None = None  # by what
     until: float = 0.0  # not used again before
     streams: list[Any] = field(default_factory=list)  # that were recorded to use it
     reference: weakref.ref[np.ndarray] | None = None
@@ -96,11 +108,6 @@ class Allocation:
     def take(self) -> np.ndarray:
         """The owner: the caller is the only one who has it."""
         return np.frombuffer(self.block.memory, np.uint8, self.nbytes)
-
-    def begin_writing(self) -> None:
-        """From now on, whoever reads what was in the block before reads something else."""
-        self.block.write(poison(self.nbytes))
-        self.block.written = self.number
 
 
 class Pool:
@@ -117,7 +124,7 @@ class Pool:
         self._release = release
         self._ended: deque[Allocation] = deque()
         self._idle: dict[Hashable, list[Block]] = {}
-        self._waiting: list[tuple[float, Block]] = []
+        self._waiting: list[tuple[float, Allocation]] = []
         self._addresses: list[int] = []
         self._made = 0
 
@@ -139,13 +146,13 @@ class Pool:
         while self._ended:
             allocation = self._ended.popleft()
             del self.live[allocation.block.address]
-            self._waiting.append((self._release(allocation), allocation.block))
+            self._waiting.append((self._release(allocation), allocation))
         waiting, self._waiting = self._waiting, []
-        for moment, block in waiting:
+        for moment, allocation in waiting:
             if moment <= now:
-                self._idle.setdefault(block.key, []).append(block)
+                self._idle.setdefault(allocation.block.key, []).append(allocation.block)
             else:
-                self._waiting.append((moment, block))
+                self._waiting.append((moment, allocation))
 
     def find(self, tensor: torch.Tensor) -> Allocation | None:
         """The allocation that a tensor lies on."""
@@ -156,9 +163,9 @@ class Pool:
 
     @property
     def resident_bytes(self) -> int:
-        """Of what is in use, or may not be used again yet."""
-        waiting = sum(block.nbytes for _, block in self._waiting)
-        return waiting + sum(allocation.block.nbytes for allocation in self.live.values())
+        """Of what is in use, or may not be used again yet: as much as was asked for."""
+        waiting = sum(allocation.nbytes for _, allocation in self._waiting)
+        return waiting + sum(allocation.nbytes for allocation in self.live.values())
 
     def _reuse(self, nbytes: int, key: Hashable) -> Block | None:
         idle = self._idle.get(key, [])
