@@ -143,6 +143,8 @@ class Stage:
     def close(self) -> None:
         """Nobody wants what is under way."""
         self._closed = True
+        for passage in self._passages.values():
+            passage.error = None  # whose traceback knows the passage
         self._passages.clear()
         self.wake = self.arm = None
         if self._thread is not None:
@@ -160,7 +162,7 @@ class Stage:
             else:
                 passage.batch = _sound(self.way.host, passage.batch)
         except Exception as error:
-            passage.error, passage.done = _alone(error), True
+            passage.error, passage.done = error, True
         except BaseException:
             del self._passages[outcome.seq]
             raise
@@ -183,7 +185,7 @@ class Stage:
                 try:
                     passage.begun = _sound(self.way.begin, passage.batch, passage.place)
                 except Exception as error:
-                    passage.error = _alone(error)
+                    passage.error = error
         passage.batch, passage.done = None, True
         return True
 
@@ -203,11 +205,6 @@ def _sound(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
     except (StopIteration, StopAsyncIteration, asyncio.CancelledError) as error:
         raise RuntimeError(f"{type(error).__name__} was raised while a batch was moved") from error
-
-
-def _alone(error: Exception) -> Exception:
-    """Without the frame that has caught it, which knows who keeps it."""
-    return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
 
 
 def in_host(way: Way | None, batch: Any) -> Any:

@@ -201,8 +201,8 @@ STEPS = st.lists(
         st.tuples(st.sampled_from(["wait_for_the_device", "arrive_as_an_error"]), st.none()),
         st.tuples(st.just("let_a_copy_fail"), st.integers(1, 6)),
     ),
-    min_size=10,
-    max_size=50,
+    min_size=30,
+    max_size=60,
 )
 PLANS = st.builds(Plan, st.integers(1, 3), st.booleans(), st.sampled_from([1e7, 1e8, 1e9]), st.booleans())
 
@@ -225,7 +225,7 @@ def tell(examples: int, **planted: Any) -> None:
 
 @pytest.mark.slow
 def test_every_byte_is_in_its_place_whatever_happens():
-    tell(60)
+    tell(150)
 
 
 class EndsLeasesAtIssue(Moving):
@@ -252,4 +252,4 @@ PLANTED = [
 @pytest.mark.parametrize("planted", PLANTED)
 def test_a_planted_bug_is_caught(planted):
     with pytest.raises((AssertionError, BaseExceptionGroup)):
-        tell(150, **planted)
+        tell(400, **planted)
