@@ -135,7 +135,10 @@ class SimulatedAccelerator(SimulatedDevice):
             self.copies += 1
             failure = self._failure(self.copies)
             if failure is not None:
-                raise failure
+                try:
+                    raise failure
+                finally:
+                    del failure  # the traceback holds this frame
             return self._copy(tensor, blocking=False)
 
     def record_stream(self, tensor: torch.Tensor, stream: Stream) -> None:
