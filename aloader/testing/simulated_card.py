@@ -59,8 +59,6 @@ class Card:
         self.host.check(source)
         pinned, began = self.host.is_pinned(source), self.schedule.now
         allocation, result = self.allocate(like, stream)
-        if not pinned:
-            self.schedule.advance_to(stream.free_at)
         seconds = self._speeds.latency + source.nbytes / (self._speeds.h2d if pinned else self._speeds.pageable)
         operation = self.schedule.give(stream, name, seconds, self._engines[0], source.nbytes)
         self._fill(allocation, source, operation)

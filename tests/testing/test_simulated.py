@@ -361,6 +361,30 @@ def test_without_record_stream_memory_is_used_again_too_early(seconds: float) ->
     assert total(sim.read(after)) == 2 * N
 
 
+def test_memory_that_is_being_overwritten_is_poison_not_what_it_was() -> None:
+    sim = opened(without={"record_stream"}, h2d=1e6)  # 4 ms a copy
+    device = on_side(sim, sim.pin(batch(1)))
+    launch = sim.launch("step", 2e-3, lambda x: (float(x.min()), float(x.max())), [device])
+    del device
+    on_side(sim, sim.pin(batch(2)))  # begins as the step does, and ends after it
+    sim.synchronize()
+    assert launch.result[0] == launch.result[1] < -1e30
+    told(sim, "memory used again under a running kernel")
+
+
+def test_what_was_luck_is_told_once() -> None:
+    sim = opened(without={"record_stream"})
+    device = on_side(sim, sim.pin(batch(1)))
+    sim.launch("step", 1e-6, total, [device])
+    del device
+    for value in range(3):
+        sim.advance(1e-3)
+        with sim.on(sim.side):
+            sim.copy(sim.pin(batch(value)))
+    sim.synchronize()
+    told(sim, "nothing but luck")
+
+
 def test_instead_of_record_stream_the_copying_stream_may_wait(sim: SimulatedAccelerator) -> None:
     sim.without.add("record_stream")
     launches = []
@@ -528,6 +552,33 @@ def test_recorded_memory_counts_until_the_other_stream_is_done(sim: SimulatedAcc
     assert (sim.peak_bytes, sim.reserved_bytes) == (2 * 4000, 2 * 4096)
     sim.advance(0.1)
     assert sim.resident_bytes == 0
+
+
+def test_memory_waits_for_what_was_given_before_it_was_dropped_and_no_longer(sim: SimulatedAccelerator) -> None:
+    device = on_side(sim, sim.pin(batch(1)))
+    sim.launch("step", 1e-3, None, [device])
+    address = device.data_ptr()
+    del device
+    sim.launch("long", 1.0)
+    sim.advance(2e-3)
+    assert sim.resident_bytes == 0
+    assert on_side(sim, sim.pin(batch(2))).data_ptr() == address
+
+
+def test_to_record_the_stream_that_it_was_allocated_on_changes_nothing(sim: SimulatedAccelerator) -> None:
+    device = sim.copy(sim.pin(batch(1)))
+    address = device.data_ptr()
+    sim.record_stream(device, sim.current())
+    sim.launch("step", 1.0, None, [device])
+    del device
+    assert sim.copy(sim.pin(batch(2))).data_ptr() == address
+
+
+def test_the_smallest_block_that_is_large_enough_is_used_again(sim: SimulatedAccelerator) -> None:
+    devices = [sim.copy(batch(1, n)) for n in (1500, 1000, 1200)]
+    addresses = [device.data_ptr() for device in devices]
+    del devices
+    assert sim.copy(batch(1, 900)).data_ptr() == addresses[1]
 
 
 def test_a_block_serves_what_needs_more_than_half_of_it(sim: SimulatedAccelerator) -> None:
