@@ -188,11 +188,22 @@ class Pages:
         try:
             if self.locked_bytes + region.nbytes <= self._limit:
                 self._touch(region)
-                self._lock(region)
+                if self._open():
+                    self._lock(region)
         except Exception as error:  # not only what the protocol names: nobody else would hear of it
             self._refuse(region, error)
         finally:
             region.close_fd()
+
+    def _open(self) -> bool:
+        """Have the accelerator opened, whoever comes first. Who copies to it tells the user if that fails."""
+        try:
+            if self._stopped:
+                return False
+            self._accelerator.open()
+        except RuntimeError as error:
+            self.refused = str(error)
+        return self.refused is None
 
     def _touch(self, region: _Region) -> None:
         """Have pages of all its memory: a driver that finds none would make them one by one, and hold up all others
@@ -218,10 +229,10 @@ class Pages:
             del memory
 
     def _refuse(self, region: _Region, error: Exception) -> None:
+        """The accelerator knows the reason and the remedy."""
         self.refused = str(error) or repr(error)
         self._warn(
-            f"{region.nbytes / 1e6:.0f} MB of memory that workers write batches into could not be page-locked "
-            f"({self.refused}). Batches are copied into pinned memory by a thread instead; nothing else changes. Allow "
-            "the program to lock more memory (`ulimit -l`, in a container `--ulimit memlock=-1`), or let it need less: "
-            "a smaller memory_limit or prefetch_factor, fewer workers."
+            "The memory that workers write batches into is not page-locked any further, and batches are copied into "
+            f"pinned memory by a thread instead; nothing else changes. {region.nbytes / 1e6:.0f} MB of it were refused: "
+            f"{self.refused}"
         )

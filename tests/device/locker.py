@@ -34,6 +34,7 @@ class Locker:
         self.calls: list[tuple[str, int, int]] = []  # what was done: address, bytes
         self.wrong: list[str] = []
         self.threads: set[int] = set()
+        self.fails: str | None = None  # why it cannot be opened
         self.gate = threading.Event()
         self.gate.set()
         self._refuses = refuses
@@ -43,6 +44,11 @@ class Locker:
     def nbytes(self) -> int:
         """Bytes that are locked now."""
         return sum(list(self.locked.values()))
+
+    def open(self) -> None:
+        """As an `Accelerator`."""
+        if self.fails is not None:
+            raise RuntimeError(self.fails)
 
     def lock(self, address: int, nbytes: int) -> None:
         """As an `Accelerator`."""

@@ -103,8 +103,8 @@ def test_a_refusal_is_told_once_and_nothing_more_is_tried():
     room.segment(4)
     room.settle()
     (text,) = room.warned
-    assert "1 MB of memory" in text
-    assert "(no more of it)" in text
+    assert "copied into pinned memory by a thread instead" in text
+    assert text.endswith("1 MB of it were refused: no more of it")
     assert room.pages.refused == "no more of it"
     assert len(room.locker.did("locking")) == 2
     assert room.pages.locked_bytes == MIB
@@ -131,6 +131,15 @@ def test_an_accelerator_that_fails_otherwise_is_told_of_too(room, monkeypatch):
     room.settle()
     assert room.pages.refused == "ZeroDivisionError()"
     assert len(room.warned) == 1
+
+
+def test_who_copies_to_it_tells_of_an_accelerator_that_cannot_be_opened(room):
+    room.locker.fails = "no CUDA device"
+    room.segment()
+    room.settle()
+    assert room.pages.refused == "no CUDA device"
+    assert room.warned == []
+    assert room.locker.calls == []
 
 
 def test_after_closing_nothing_is_locked_and_what_is_stays(room):
