@@ -233,6 +233,6 @@ class Pages:
         self.refused = str(error) or repr(error)
         self._warn(
             "The memory that workers write batches into is not page-locked any further, and batches are copied into "
-            f"pinned memory by a thread instead; nothing else changes. {region.nbytes / 1e6:.0f} MB of it were refused: "
-            f"{self.refused}"
+            "pinned memory by a thread instead; nothing else changes. Refused were "
+            f"{region.nbytes / 1e6:.0f} MB: {self.refused}"
         )

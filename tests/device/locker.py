@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from aloader import options
 from aloader.channel import shared
@@ -35,6 +36,7 @@ class Locker:
         self.wrong: list[str] = []
         self.threads: set[int] = set()
         self.fails: str | None = None  # why it cannot be opened
+        self.beside: Any = None  # an accelerator that is told the same
         self.gate = threading.Event()
         self.gate.set()
         self._refuses = refuses
@@ -59,6 +61,8 @@ class Locker:
             raise LockRefusedError("no more of it")
         self._check(address not in self.locked, "locked twice", address)
         self._check(is_mapped(address, nbytes), "locked and not mapped", address)
+        if self.beside is not None:
+            self.beside.lock(address, nbytes)
         self.locked[address] = nbytes
         self._note("lock", address, nbytes)
 
@@ -67,6 +71,8 @@ class Locker:
         nbytes = self.locked.pop(address, 0)
         self._check(nbytes > 0, "unlocked and not locked", address)
         self._check(is_mapped(address, nbytes), "unmapped before it was unlocked", address)
+        if self.beside is not None:
+            self.beside.unlock(address)
         self._note("unlock", address, nbytes)
 
     def did(self, what: str) -> list[tuple[int, int]]:

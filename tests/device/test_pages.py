@@ -104,7 +104,7 @@ def test_a_refusal_is_told_once_and_nothing_more_is_tried():
     room.settle()
     (text,) = room.warned
     assert "copied into pinned memory by a thread instead" in text
-    assert text.endswith("1 MB of it were refused: no more of it")
+    assert text.endswith("Refused were 1 MB: no more of it")
     assert room.pages.refused == "no more of it"
     assert len(room.locker.did("locking")) == 2
     assert room.pages.locked_bytes == MIB
