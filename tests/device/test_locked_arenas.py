@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from aloader import DataLoader, options
-from aloader.channel.roles import Who
 from aloader.device.pages import Pages
 from aloader.pool.crew import Crew
-from aloader.pool.pool import WorkerPool
+from aloader.pool.launching import Launcher
+from aloader.pool.workers import Worker
 from aloader.testing import SimulatedAccelerator
 from tests.device.locker import Locker
 from tests.loader.samples import Stamped, check
@@ -24,18 +24,18 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 class Floor:
-    """All crews that are made in a test have keepers of the same accelerator."""
+    """All crews whose workers are started in a test have keepers of the same accelerator."""
 
     def __init__(self) -> None:
         self.locker = Locker()
         self.crews: list[Crew] = []
         self.warned: list[str] = []
 
-    def equip(self, crew: Crew) -> Crew:
+    def equip(self, crew: Crew) -> None:
         """What a loader does where it has a device."""
-        crew.pages = Pages(self.locker, options.GIB, self.warned.append)  # type: ignore[arg-type]
-        self.crews.append(crew)
-        return crew
+        if crew.pages is None:
+            crew.pages = Pages(self.locker, options.GIB, self.warned.append)  # type: ignore[arg-type]
+            self.crews.append(crew)
 
     @property
     def mapped(self) -> int:
@@ -51,12 +51,13 @@ class Floor:
 @pytest.fixture
 def floor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Floor]:
     floor = Floor()
-    make = WorkerPool.crew
+    spawn = Launcher._spawn
 
-    def crew(pool: WorkerPool, who: Who) -> Crew:
-        return floor.equip(make(pool, who))
+    def spawned(launcher: Launcher) -> Worker:
+        floor.equip(launcher._crew)
+        return spawn(launcher)
 
-    monkeypatch.setattr(WorkerPool, "crew", crew)
+    monkeypatch.setattr(Launcher, "_spawn", spawned)
     yield floor
     floor.locker.gate.set()
     floor.locker.wait(lambda: not floor.locker.locked)
