@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import ctypes
 import mmap
 import os
 import sys
@@ -32,8 +33,12 @@ import numpy as np
 from aloader import options
 from aloader.device.accelerators import Accelerator
 
-#: Pages are touched in stretches of this size: between two of them, the helper looks whether it should go on.
-_STRETCH: Final = 64 * options.MIB
+#: Pages are touched in stretches of this size (some 10 ms): between two of them, others have their turn, and the helper
+#: looks whether it should go on.
+_STRETCH: Final = 16 * options.MIB
+
+#: `MADV_POPULATE_WRITE`.
+_POPULATE_WRITE: Final = 23
 
 
 class _Region:
@@ -47,7 +52,7 @@ class _Region:
         self.address = int(np.frombuffer(memory, np.uint8).ctypes.data)  # the array is gone again: it may be unmapped
         self.fd = -1  # open while the region waits to be locked
         self.going = False
-        self.guard = threading.Lock()  # held while a piece is being locked
+        self.guard = threading.Lock()  # held while a piece is being touched or locked
         self.locked: list[tuple[int, int]] = []  # addresses and bytes of its pieces
 
     def pieces(self) -> list[tuple[int, int]]:
@@ -147,6 +152,7 @@ class Pages:
     def close(self) -> None:
         """Lock nothing more. What is locked stays so until its mapping goes. The helper ends by itself. Idempotent."""
         self._closed = True
+        self._begin()  # for what no thread could be had before: descriptors wait there
 
     # -- the helper ------------------------------------------------------------------------------------------------
 
@@ -188,24 +194,36 @@ class Pages:
         try:
             if self.locked_bytes + region.nbytes <= self._limit:
                 self._touch(region)
-                self._lock(region)
+                if self._open():
+                    self._lock(region)
         except Exception as error:  # not only what the protocol names: nobody else would hear of it
             self._refuse(region, error)
         finally:
             region.close_fd()
 
+    def _open(self) -> bool:
+        """Have the accelerator opened, whoever comes first. Who copies to it tells the user if that fails."""
+        try:
+            if self._stopped:
+                return False
+            self._accelerator.open()
+        except RuntimeError as error:
+            self.refused = str(error)
+        return self.refused is None
+
     def _touch(self, region: _Region) -> None:
-        """Have pages of all its memory: a driver that finds none would make them one by one, and hold up all others
-        that map memory meanwhile. Releases the GIL, as MAP_POPULATE and `madvise` do not."""
-        if region.fd < 0 or not hasattr(os, "posix_fallocate"):
-            return
+        """Have its pages made and mapped. A driver would do it too, but in one go, with the address space held: nobody
+        in this process could map or unmap anything, a loop that allocates a large array included (0.6 s per GiB)."""
         for at in range(0, region.nbytes, _STRETCH):
-            if self._stopped or region.going or region.memory() is None:
-                return
-            try:
-                os.posix_fallocate(region.fd, at, min(_STRETCH, region.nbytes - at))
-            except OSError:
-                return  # whoever locks them will say what is the matter
+            nbytes = min(_STRETCH, region.nbytes - at)
+            memory = region.memory()
+            with region.guard:
+                if self._stopped or region.going or memory is None:
+                    return
+                with contextlib.suppress(OSError):  # whoever locks them will say what is the matter
+                    _make_pages(region.fd, at, nbytes)
+                _map_pages(region.address + at, nbytes)
+            del memory
 
     def _lock(self, region: _Region) -> None:
         for address, nbytes in region.pieces():
@@ -218,10 +236,22 @@ class Pages:
             del memory
 
     def _refuse(self, region: _Region, error: Exception) -> None:
+        """The accelerator knows the reason and the remedy."""
         self.refused = str(error) or repr(error)
         self._warn(
-            f"{region.nbytes / 1e6:.0f} MB of memory that workers write batches into could not be page-locked "
-            f"({self.refused}). Batches are copied into pinned memory by a thread instead; nothing else changes. Allow "
-            "the program to lock more memory (`ulimit -l`, in a container `--ulimit memlock=-1`), or let it need less: "
-            "a smaller memory_limit or prefetch_factor, fewer workers."
+            "The memory that workers write batches into is not page-locked any further, and batches are copied into "
+            "pinned memory by a thread instead; nothing else changes. Refused were "
+            f"{region.nbytes / 1e6:.0f} MB: {self.refused}"
         )
+
+
+def _make_pages(fd: int, at: int, nbytes: int) -> None:
+    """Zeroed pages where there are none. Releases the GIL, as MAP_POPULATE and Python's `madvise` do not."""
+    if fd >= 0 and hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, at, nbytes)
+
+
+def _map_pages(address: int, nbytes: int) -> None:
+    """Put them into this process's page table. From Linux 5.14 on; elsewhere nothing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), _POPULATE_WRITE)

@@ -77,4 +77,4 @@ def dispose(memories: list[mmap.mmap], then: Callable[[], None] | None = None) -
     if sum(map(len, memories)) <= _QUICK and not any(isinstance(memory, Kept) for memory in memories):
         run()
     else:
-        threading.Thread(target=run, name="aloader-unmap").start()
+        threading.Thread(target=run, name="aloader-unmap", daemon=False).start()  # also from a daemon: a driver is told

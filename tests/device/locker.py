@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from aloader import options
 from aloader.channel import shared
@@ -34,6 +35,8 @@ class Locker:
         self.calls: list[tuple[str, int, int]] = []  # what was done: address, bytes
         self.wrong: list[str] = []
         self.threads: set[int] = set()
+        self.fails: str | None = None  # why it cannot be opened
+        self.beside: Any = None  # an accelerator that is told the same
         self.gate = threading.Event()
         self.gate.set()
         self._refuses = refuses
@@ -44,6 +47,11 @@ class Locker:
         """Bytes that are locked now."""
         return sum(list(self.locked.values()))
 
+    def open(self) -> None:
+        """As an `Accelerator`."""
+        if self.fails is not None:
+            raise RuntimeError(self.fails)
+
     def lock(self, address: int, nbytes: int) -> None:
         """As an `Accelerator`."""
         self._note("locking", address, nbytes)
@@ -53,6 +61,8 @@ class Locker:
             raise LockRefusedError("no more of it")
         self._check(address not in self.locked, "locked twice", address)
         self._check(is_mapped(address, nbytes), "locked and not mapped", address)
+        if self.beside is not None:
+            self.beside.lock(address, nbytes)
         self.locked[address] = nbytes
         self._note("lock", address, nbytes)
 
@@ -61,6 +71,8 @@ class Locker:
         nbytes = self.locked.pop(address, 0)
         self._check(nbytes > 0, "unlocked and not locked", address)
         self._check(is_mapped(address, nbytes), "unmapped before it was unlocked", address)
+        if self.beside is not None:
+            self.beside.unlock(address)
         self._note("unlock", address, nbytes)
 
     def did(self, what: str) -> list[tuple[int, int]]:

@@ -59,13 +59,31 @@ def test_one_helper_serves_all_and_nobody_waits_for_it(room):
     assert len(room.locker.threads) == 1
 
 
-def test_its_pages_are_there_before_they_are_locked(room):
-    fd = shared.create(8 * MIB, "test")
+@pytest.mark.parametrize("fails", [False, True])
+def test_its_pages_are_there_before_they_are_locked(room, monkeypatch, fails):
+    """Made, and mapped here: locking finds nothing to do but that. Where they cannot be made, mapping makes them."""
+    if fails:
+        monkeypatch.setattr(os, "posix_fallocate", lambda fd, at, nbytes: os.close(-1))
+    room.locker.gate.clear()
+    fd = shared.create(40 * MIB, "test")
     watch = os.dup(fd)
-    room.mappings.add(0, 8 * MIB, fd)
-    room.settle()
-    assert os.fstat(watch).st_blocks * 512 == 8 * MIB
+    room.mappings.add(0, 40 * MIB, fd)
+    room.locker.wait(lambda: room.locker.did("locking"))
+    assert os.fstat(watch).st_blocks * 512 == 40 * MIB
+    ((address, _),) = room.locker.did("locking")
+    assert resident(address) == 40 * MIB
     os.close(watch)
+
+
+def resident(address: int) -> int:
+    """Bytes in this process's page table, of the mapping that begins there."""
+    found = False
+    with open("/proc/self/smaps") as lines:
+        for line in lines:
+            found = found or line.startswith(f"{address:x}-")
+            if found and line.startswith("Rss:"):
+                return int(line.split()[1]) * 1024
+    raise AssertionError(f"nothing is mapped at {address:#x}")
 
 
 def test_a_large_segment_is_locked_in_pieces_from_its_end(room, monkeypatch):
@@ -103,8 +121,8 @@ def test_a_refusal_is_told_once_and_nothing_more_is_tried():
     room.segment(4)
     room.settle()
     (text,) = room.warned
-    assert "1 MB of memory" in text
-    assert "(no more of it)" in text
+    assert "copied into pinned memory by a thread instead" in text
+    assert text.endswith("Refused were 1 MB: no more of it")
     assert room.pages.refused == "no more of it"
     assert len(room.locker.did("locking")) == 2
     assert room.pages.locked_bytes == MIB
@@ -133,6 +151,15 @@ def test_an_accelerator_that_fails_otherwise_is_told_of_too(room, monkeypatch):
     assert len(room.warned) == 1
 
 
+def test_who_copies_to_it_tells_of_an_accelerator_that_cannot_be_opened(room):
+    room.locker.fails = "no CUDA device"
+    room.segment()
+    room.settle()
+    assert room.pages.refused == "no CUDA device"
+    assert room.warned == []
+    assert room.locker.calls == []
+
+
 def test_after_closing_nothing_is_locked_and_what_is_stays(room):
     room.segment()
     room.settle()
@@ -142,6 +169,19 @@ def test_after_closing_nothing_is_locked_and_what_is_stays(room):
     room.settle()
     assert room.pages.locked_bytes == MIB
     assert room.pages.unlocked_bytes == MIB
+
+
+def test_where_no_thread_can_be_had_nothing_is_locked_and_no_descriptor_stays(room, monkeypatch):
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        room.segment()
+    assert room.pages.unlocked_bytes == MIB
+    room.pages.close()
+    room.settle()
+    assert room.locker.calls == []
 
 
 def test_closing_stops_at_what_is_being_locked(room):

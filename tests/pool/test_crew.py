@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from aloader.channel import shared
+from aloader.channel.arena import Place
 from aloader.channel.link import Link
-from aloader.channel.messages import Batch, Call, Message, NewSegment, Ready, Retire, Start
+from aloader.channel.messages import Batch, Call, Message, NewSegment, Ready, Retire, Start, Unmapped
 from aloader.channel.roles import Who
 from aloader.pool.crew import Crew
 from aloader.pool.seats import Seats
@@ -142,3 +145,60 @@ def test_who_waits_for_a_seat_waits_no_longer_than_its_epoch(house):
     assert house.crew.unseated
     house.crew.epoch_over(1)
     assert not house.crew.unseated, "the next epoch asks for itself, and counts its processes from 0"
+
+
+class Keeper:
+    """Notes what it hears of mappings, and whether in another thread."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int]] = []
+        self.here = threading.get_ident()
+
+    def mapped(self, memory: mmap.mmap, fd: int) -> None:
+        assert os.fstat(fd).st_size == len(memory)
+        self.heard.append(("mapped", len(memory)))
+
+    def unmapping(self, memory: mmap.mmap) -> None:
+        assert not memory.closed
+        assert threading.get_ident() != self.here
+        self.heard.append(("unmapping", len(memory)))
+
+    def dropped(self, memory: mmap.mmap) -> None:
+        self.heard.append(("dropped", len(memory)))
+
+    def close(self) -> None:
+        self.heard.append(("close", 0))
+
+
+def settle() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "aloader-unmap":
+            thread.join(5)
+
+
+def test_who_keeps_pages_hears_of_each_mapping_before_it_goes_and_off_the_loop(house):
+    """Given back by the worker, left by one that has died, and of those that end with the crew: spares, too."""
+    keeper = house.crew.pages = Keeper()
+    house.crew.launch(0, 0)
+    house.crew.prepare(1)
+    for number, nbytes in enumerate([4096, 8192, 12288]):
+        house.says(1, (NewSegment(number, nbytes), shared.create(nbytes, "test")))
+    house.says(1, (Retire(1), -1))
+    house.crew.read(house.crew.latest[0], everything=True)
+    settle()
+    assert house.crew.flush() is None
+    assert [type(message) for message in house.told(1)] == [Start, Unmapped]
+    held = house.crew.latest[0].mappings.lease(Place(2, 0, 4096))
+    house.crew.on_exit(Exit(1, 9, 0, 0))
+    settle()
+    house.crew.launch(0, 1)
+    house.says(2, (NewSegment(0, 16384), shared.create(16384, "test")))
+    house.crew.read(house.crew.latest[0], everything=True)
+    house.crew.end()
+    settle()
+    del held
+    sizes = {what: [nbytes for kind, nbytes in keeper.heard if kind == what] for what, _ in keeper.heard}
+    assert sizes == {
+        "mapped": [4096, 8192, 12288, 16384], "unmapping": [8192, 4096, 16384], "dropped": [12288], "close": [0]
+    }  # fmt: skip
+    assert keeper.heard.index(("close", 0)) < keeper.heard.index(("unmapping", 16384))
