@@ -35,9 +35,9 @@ class Answer(NamedTuple):
 
 
 def accelerator() -> Accelerator:
-    from aloader.device.choice import accelerator_of
+    from aloader.device.choosing import accelerator_for
 
-    found = accelerator_of("cuda")
+    found = accelerator_for("cuda")
     found.open()
     return found
 
