@@ -121,7 +121,7 @@ def _answering(question: Callable[[], Any], pipe: Any) -> None:
         pipe.send(Answer(False, f"{type(error).__name__}: {error}"))
 
 
-def asked(question: Callable[[], Any], seconds: float) -> Any:
+def asked(question: Callable[[], Any], seconds: float, grace: float = 5.0) -> Any:
     """What the function returns, called in a process of its own that has so many seconds."""
     here, there = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_answering, args=(question, there))
@@ -133,7 +133,7 @@ def asked(question: Callable[[], Any], seconds: float) -> Any:
         process.join()
         return Answer(False, f"its process has ended with status {process.exitcode}")
     finally:
-        process.join(5)
+        process.join(grace)
         if process.pid is not None and process.is_alive():
             for each in [*psutil.Process(process.pid).children(recursive=True), process]:
                 each.kill()
