@@ -78,7 +78,7 @@ async def test_copies_run_while_the_device_computes(ahead):
         async for batch in loader:
             steps.step(batch)
             await asyncio.sleep(0)
-            while loader.stats().batches_ready < min(ahead, 50 - len(steps.launched)):
+            while loader.stats().batches_ready < min(ahead, 50 - len(steps.launched)):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)  # sleep: the workers take real time, which the device does not know
             sim.synchronize()  # `loss.item()`: the program does not run ahead of the device
     assert steps.seen() == batches_of(200)
