@@ -51,7 +51,8 @@ class LoaderStats:
     `wait_seconds` is what the consumer waited for batches and `user_seconds` what it did with them, both on the wall
     clock. `fetch_seconds` and `collate_seconds` are sums over all tickets: of an async dataset many run at once, so
     that they may exceed the wall clock many times over. `errors` are batches that failed; `samples_failed` counts the
-    samples that did without their batch, in what the consumer has been given.
+    samples that did without their batch, in what the consumer has been given. `device_bytes` have been copied to the
+    device, and `locked_bytes` of the arena are page-locked for that now.
     """
 
     epoch: int = 0
@@ -69,6 +70,8 @@ class LoaderStats:
     leased_bytes: int = 0
     tickets_in_flight: int = 0
     batches_ready: int = 0
+    device_bytes: int = 0
+    locked_bytes: int = 0
 
     @property
     def wait_share(self) -> float:
@@ -85,5 +88,6 @@ class LoaderStats:
             f"  {self.workers} workers: fetched for {self.fetch_seconds:.2f} s and collated for "
             f"{self.collate_seconds:.2f} s (sums over batches, which overlap)\n"
             f"  now: {self.tickets_in_flight} batches under way, {self.batches_ready} ready, "
-            f"{self.arena_bytes / 1e6:.1f} MB of arena, {self.leased_bytes / 1e6:.1f} MB held by the program"
+            f"{self.arena_bytes / 1e6:.1f} MB of arena ({self.locked_bytes / 1e6:.1f} MB page-locked), "
+            f"{self.leased_bytes / 1e6:.1f} MB held by the program"
         )

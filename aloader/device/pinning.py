@@ -7,6 +7,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
+import torch
+
+from aloader.channel.leaves import LEASE
 from aloader.device import choosing
 from aloader.device.accelerators import Accelerator, assumed
 from aloader.device.structure import pinned
@@ -42,6 +45,13 @@ def in_arena(accelerator: Accelerator) -> Callable[[Any], Any]:
     )
 
 
+def _outside(accelerator: Accelerator, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in page-locked memory of torch's: a copy, unless it lies there. (A worker's memory may be page-locked,
+    for epochs that copy to a device, and is pinned then by what torch can tell.)"""
+    there = accelerator.is_pinned(tensor) and not hasattr(tensor.untyped_storage(), LEASE)
+    return tensor if there else accelerator.pin(tensor)
+
+
 def pinner(pin_memory: bool) -> Callable[[Any], Any] | None:
     """What pins a batch, or None where nothing is to be pinned. Unverified on a GPU.
 
@@ -51,7 +61,7 @@ def pinner(pin_memory: bool) -> Callable[[Any], Any] | None:
         return None
     accelerator = choosing.current()
     if accelerator is not None:
-        return functools.partial(pinned, pin=accelerator.pin)
+        return functools.partial(pinned, pin=functools.partial(_outside, accelerator))
     if choosing.kind() in ("", "mps"):
         return None
     from torch.utils.data._utils.pin_memory import pin_memory as pin

@@ -23,6 +23,8 @@ class Way(Protocol):
     def open(self) -> None:
         """Whatever takes time. May run in a thread. Idempotent."""
 
+    copied_bytes: int  #: to the device
+
     @property
     def opened(self) -> bool: ...
 

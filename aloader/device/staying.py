@@ -19,6 +19,8 @@ from aloader.device.structure import tensors_in
 class Staying:
     """See the top of this file. A `stage.Way`. `pin` makes a batch of a batch; `arena`: where it is not pinned yet."""
 
+    copied_bytes = 0
+
     def __init__(self, accelerator: Accelerator | None, pin: Callable[[Any], Any], *, arena: bool = False) -> None:
         self.opened = False
         self._accelerator = accelerator

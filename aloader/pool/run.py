@@ -151,6 +151,7 @@ def snapshot(run: Run | None) -> LoaderStats:
     if run is None:
         return LoaderStats()
     counts, held = run.epoch.counts, run.epoch.statistics
+    stage = run.epoch.stage
     memory = [worker.mappings for worker in run.crew.workers.values() if hasattr(worker, "mappings")]
     return LoaderStats(
         epoch=run.epoch.number,
@@ -168,4 +169,6 @@ def snapshot(run: Run | None) -> LoaderStats:
         leased_bytes=sum(mappings.leased_bytes for mappings in memory),
         tickets_in_flight=sum(held.held) + held.queued,
         batches_ready=held.landed + held.unconsumed,
+        device_bytes=0 if stage is None else stage.way.copied_bytes,
+        locked_bytes=getattr(getattr(run.crew, "pages", None), "locked_bytes", 0),
     )
