@@ -83,6 +83,9 @@ def test_every_argument_comes_back():
         "sample_timeout": 3.5,
         "max_worker_restarts": 5,
         "max_batches_per_worker": 9,
+        "device": "cpu",
+        "device_prefetch": 3,
+        "device_transform": str,
     }
     assert set(PARAMETERS) - set(SAMPLING) - {"pool"} <= set(given)  # which excludes a context, and has a test below
     made = again(DataLoader(Numbers(), **given))
