@@ -123,7 +123,8 @@ class Launch:
             if self._function is not None:
                 self._result = self._function(*views)
         except Exception as error:
-            self._error = error
+            here = error.__traceback__
+            self._error = error.with_traceback(here.tb_next if here else None)  # this frame would be a cycle
             self._violations.append(f"{self.operation} failed: {error!r}")
         finally:
             self._function = self._reads = None
