@@ -71,7 +71,7 @@ class Filling:
     def begin(self) -> None:
         """From now on, the block holds nothing. Readers that still run will see that for themselves."""
         block = self._allocation.block
-        block.write(poison(self._allocation.nbytes))
+        block.poison(self._allocation.nbytes)
         block.written = self._allocation.number
         for reader in self._readers:
             if reader.ended and not self._operation.after(reader):
