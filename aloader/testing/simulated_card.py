@@ -117,8 +117,7 @@ class Card:
         source = Source.of(tensor)
 
         def arrive() -> None:
-            data, wrong = source.now()
-            into.block.write(data)
+            wrong = source.arrive(into.block)
             if wrong is not None:
                 self.violations.append(f"{wrong}: {operation}")
 

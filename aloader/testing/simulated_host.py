@@ -5,6 +5,7 @@ Of what is copied only the address is kept: whoever drops a source too early fin
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 import zlib
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import torch
 
 from aloader.channel.leaves import LEASE
 from aloader.device.accelerators import LockRefusedError
-from aloader.testing.simulated_memory import Layout, Pool, is_mapped, poison, read
+from aloader.testing.simulated_memory import Block, Layout, Pool, fetch, is_mapped
 from aloader.testing.simulated_streams import Operation
 
 
@@ -33,18 +34,20 @@ class Source:
         address, nbytes = tensor.data_ptr(), tensor.nbytes
         owner = getattr(tensor.untyped_storage(), LEASE, None)
         lease = None if owner is None else weakref.ref(owner)
-        return cls(address, nbytes, zlib.crc32(read(address, nbytes) or b""), lease)
+        checksum = zlib.crc32((ctypes.c_char * nbytes).from_address(address))
+        return cls(address, nbytes, checksum, lease)
 
-    def now(self) -> tuple[bytes, str | None]:
-        """Its bytes, and what is wrong with them."""
-        data = read(self.address, self.nbytes)
-        if data is None:
-            return poison(self.nbytes), "source unmapped under a running copy"
-        if zlib.crc32(data) != self.checksum:
-            return data, "source changed under a running copy"
+    def arrive(self, block: Block) -> str | None:
+        """Copy what is there now. Returns what is wrong with it."""
+        into = memoryview(block.memory)[: self.nbytes]
+        if not fetch(self.address, into):
+            block.poison(self.nbytes)
+            return "source unmapped under a running copy"
+        if zlib.crc32(into) != self.checksum:
+            return "source changed under a running copy"
         if self.lease is not None and self.lease() is None:
-            return data, "lease of the source ended under a running copy"
-        return data, None
+            return "lease of the source ended under a running copy"
+        return None
 
 
 class HostMemory:

@@ -71,7 +71,7 @@ class Filling:
     def begin(self) -> None:
         """From now on, the block holds nothing. Readers that still run will see that for themselves."""
         block = self._allocation.block
-        block.write(poison(self._allocation.nbytes))
+        block.poison(self._allocation.nbytes)
         block.written = self._allocation.number
         for reader in self._readers:
             if reader.ended and not self._operation.after(reader):
@@ -123,7 +123,8 @@ class Launch:
             if self._function is not None:
                 self._result = self._function(*views)
         except Exception as error:
-            self._error = error
+            here = error.__traceback__
+            self._error = error.with_traceback(here.tb_next if here else None)  # this frame would be a cycle
             self._violations.append(f"{self.operation} failed: {error!r}")
         finally:
             self._function = self._reads = None

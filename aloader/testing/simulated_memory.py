@@ -31,27 +31,27 @@ def poison(nbytes: int) -> bytes:
     return bytes([POISON]) * nbytes
 
 
-def read(address: int, nbytes: int) -> bytes | None:
-    """Memory of this process, or None where there is none any more. Where there is no /proc, that is a crash."""
+def fetch(address: int, into: memoryview) -> bool:
+    """Copy memory of this process. False where there is none any more; where there is no /proc, that is a crash."""
     try:
-        memory = open("/proc/self/mem", "rb", buffering=0)  # noqa: SIM115 - the next line is its `with`
+        memory = open("/proc/self/mem", "rb", buffering=0)  # noqa: SIM115 - a `with` follows
     except OSError:
-        return ctypes.string_at(address, nbytes)
+        into[:] = ctypes.string_at(address, len(into))
+        return True
     with memory:
         try:
             memory.seek(address)
-            parts = [memory.read(nbytes)]
-            while (left := nbytes - sum(map(len, parts))) > 0 and parts[-1]:
-                parts.append(memory.read(left))
+            done = 0
+            while done < len(into) and (more := memory.readinto(into[done:])):
+                done += more
         except OSError:
-            return None
-    data = b"".join(parts)
-    return data if len(data) == nbytes else None
+            return False
+    return done == len(into)
 
 
 def is_mapped(address: int) -> bool:
     """Whether there is memory at an address. Always, where that cannot be told."""
-    return not os.access("/proc/self/mem", os.R_OK) or read(address, 1) is not None
+    return not os.access("/proc/self/mem", os.R_OK) or fetch(address, memoryview(bytearray(1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,9 @@ class Block:
     def nbytes(self) -> int:
         return len(self.memory)
 
-    def write(self, data: bytes) -> None:
-        self.memory[: len(data)] = data
+    def poison(self, nbytes: int) -> None:
+        """Let the first bytes hold nothing."""
+        np.frombuffer(self.memory, np.uint8, nbytes).fill(POISON)
 
 
 @dataclass(slots=True, eq=False)

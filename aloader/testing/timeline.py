@@ -61,7 +61,7 @@ def as_text(trace: Iterable[Span], width: int = 100) -> str:
     for stream, spans in rows.items():
         row = ["·"] * columns
         for span in spans:
-            at = min(int((span.begin - begin) * scale), columns - 1)
+            at = min(round((span.begin - begin) * scale), columns - 1)
             until = max(at + 1, min(round((span.end - begin) * scale), columns))
             row[at:until] = _bar(span.name, until - at)
         lines.append(f"{stream:<{left}}{''.join(row)}")

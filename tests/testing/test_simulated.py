@@ -407,6 +407,17 @@ def test_a_kernel_that_fails_is_told_even_if_nobody_asks_for_its_result(sim: Sim
     told(sim, "'step' on stream 'compute' failed: ZeroDivisionError")
 
 
+def test_a_check_in_the_middle_changes_nothing(sim: SimulatedAccelerator) -> None:
+    with sim.on(sim.side):
+        device = sim.copy(sim.pin(batch(1)))
+    sim.check(synchronize=False)
+    assert not sim.trace
+    sim.launch("step", 1e-3, total, [device])  # nobody waited, and the check did not either
+    sim.check(synchronize=False)
+    with pytest.raises(AssertionError, match="read before"):
+        sim.check()
+
+
 def test_a_kernel_cannot_call_the_accelerator(sim: SimulatedAccelerator) -> None:
     sim.launch("step", 1e-3, sim.synchronize)
     sim.synchronize()

@@ -122,7 +122,7 @@ class Program:
         return sum(launch.result != (value, value) for launch, value in self.launches)
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=40, deadline=None)
 @given(STEPS)
 def test_programs_that_order_everything_are_right(steps: list[tuple[str, int, int, int]]) -> None:
     program = Program()
@@ -132,7 +132,7 @@ def test_programs_that_order_everything_are_right(steps: list[tuple[str, int, in
     assert program.sim.waits == 0
 
 
-@hypothesis_settings(max_examples=80, deadline=None)
+@hypothesis_settings(max_examples=60, deadline=None)
 @given(STEPS, st.integers(0, 10))
 def test_one_omission_is_told_where_it_matters(steps: list[tuple[str, int, int, int]], omitted: int) -> None:
     program = Program(omitted)
