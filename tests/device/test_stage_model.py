@@ -93,7 +93,7 @@ class Story:
         self.extra = 0  # that were kept and have been dropped since the device was last idle
         self.steps = Steps(sim)
         self.expected: list[list[int]] = []
-        self.failures = 0
+        self.failures = self.broken = 0
 
     def transform(self, batch: Any) -> Any:
         """Computes on the side stream, into memory of its own."""
@@ -104,7 +104,7 @@ class Story:
         for name, argument in steps:
             getattr(self, name)(argument)
             self.sim.check(synchronize=False)
-            batches = self.plan.ahead + 1 + len(self.kept) + self.extra
+            batches = self.plan.ahead + 1 + len(self.kept) + self.extra + self.broken
             spare = NBYTES if self.plan.transforms else 0  # what is being transformed
             assert self.sim.resident_bytes <= batches * (NBYTES + 1024) + spare, "device memory is not bounded"
 
@@ -123,6 +123,7 @@ class Story:
 
     def let_a_copy_fail(self, which: int) -> None:
         self.sim.fail_copies = {self.sim.copies + which}
+        self.broken += 1  # what was copied of its batch lies there until that is done
 
     def pump(self, _: Any) -> None:
         self.stage.advance(self.queue)
