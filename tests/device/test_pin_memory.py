@@ -124,6 +124,17 @@ def test_arena_is_the_workers_own_memory_page_locked(sim):
 
 
 @pytest.mark.slow
+def test_true_is_a_copy_also_where_workers_have_been_kept_whose_memory_is_page_locked(sim):
+    with aloader.DataLoader(Stamped(40), SIZE, num_workers=1, pin_memory="arena", persistent_workers=True) as loader:
+        for _ in loader:
+            pass
+        assert sim.locked
+        loader.pin_memory = True
+        found = [(hasattr(x.untyped_storage(), LEASE), labels.tolist()) for x, labels in loader]
+    assert found == [(False, batch) for batch in batches_of(40)]
+
+
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_an_error_of_pinning_is_raised_in_the_place_of_its_batch(sim):
     class Stubborn:
