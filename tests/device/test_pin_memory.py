@@ -13,14 +13,15 @@ import torch
 import aloader
 from aloader.channel.leaves import LEASE
 from aloader.device import pinning
+from tests.device.cards import CARDS, card_of
 from tests.device.kit import SIZE, AsyncStamped, Stamped, Steps, batches_of, simulated
 
 BATCHES = 400
 
 
-@pytest.fixture
-def sim():
-    accelerator = simulated(h2d=1e9)
+@pytest.fixture(params=CARDS)
+def sim(request):
+    accelerator = card_of(request.param, h2d=1e9)
     accelerator.open()  # programs that copy have done so
     with accelerator.assumed():
         yield accelerator
