@@ -14,6 +14,7 @@ from aloader.testing import SimulatedAccelerator
 
 ROW = 6144  #: int32 per sample: 24 KiB, so that a batch of four is large enough for the arena
 SIZE = 4
+QUEUE = 500  #: kernels that wait at most: a driver's queue is bounded, too
 
 
 def simulated(**more: Any) -> SimulatedAccelerator:
@@ -55,6 +56,8 @@ class Steps:
     def step(self, batch: Any, seconds: float | None = None) -> None:
         """Launch the kernel of one step; it keeps nothing alive."""
         x, labels = batch
+        if len(self.launched) % QUEUE == QUEUE - 1:
+            self.sim.synchronize()
         took = self.seconds if seconds is None else seconds
         self.launched.append(self.sim.launch(f"compute {len(self.launched)}", took, seen, reads=[x, labels]))
 
