@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
+from aloader.testing import SimulatedAccelerator
+
 from .data import rows
 from .injector import Injector
 from .oracle import EpochOracle, Expected, Kept, Tally
@@ -36,6 +38,7 @@ class Watch:
     iterator: Any = None  # the latest: whoever finds the consumer stuck asks it why
     ended_early: bool = False
     kept: Kept = field(default_factory=lambda: Kept(0))
+    card: SimulatedAccelerator | None = None  # what batches are handed out on
     _epoch: int = -1
     _taken: int = 0
     _oracle: EpochOracle | None = None
@@ -52,6 +55,7 @@ class Watch:
         """A batch has come. Whether the consumer is to go on with this epoch."""
         self.waits.append((since, time.perf_counter()))
         assert self._oracle is not None
+        batch = batch if self.card is None else self.card.read(batch)
         samples = rows(batch)
         self._oracle.got(samples)
         self.kept.keep(batch, samples)
@@ -90,6 +94,9 @@ class Watch:
         """At what was kept; and close the books."""
         self._end()
         self.complaints += self.kept.changed()
+        if self.card is not None:
+            self.complaints += self.card.violations
+            self.complaints += [f"left behind: {nbytes} page-locked bytes" for nbytes in self.card.locked.values()]
 
     def _end(self) -> None:
         if self._oracle is not None:

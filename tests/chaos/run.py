@@ -21,6 +21,7 @@ from typing import Any
 import uvloop
 
 from aloader import DataLoader, SampleWarning, WorkerLost, WorkerPool, WorkerWarning
+from aloader.testing import SimulatedAccelerator
 
 from .consumer import Thrown, Watch, awaiting, blocking, wait_after
 from .data import Corrupt, Field, arguments, dataset, listed, rows
@@ -125,10 +126,11 @@ def run(scenario: Scenario, ground: Ground, progress: Callable[[int], object] = 
     return outcome
 
 
-def make(scenario: Scenario, pool: WorkerPool | None) -> Any:
+def make(scenario: Scenario, pool: WorkerPool | None, card: SimulatedAccelerator | None = None) -> Any:
     """A scenario's loader."""
-    shared = {"pool": pool} if pool is not None and scenario.workers else {}
-    return DataLoader(dataset(scenario), **arguments(scenario), **shared)
+    more: dict[str, Any] = {"pool": pool} if pool is not None and scenario.workers else {}
+    more |= {"device": card} if card is not None else {}
+    return DataLoader(dataset(scenario), **arguments(scenario), **more)
 
 
 def expectations(scenario: Scenario, pool: WorkerPool | None) -> list[Expected]:
@@ -180,7 +182,8 @@ def _undisturbed(scenario: Scenario, pool: WorkerPool | None) -> Iterator[tuple[
 
 
 def _consume(scenario: Scenario, pool: WorkerPool | None, watch: Watch) -> None:
-    loader = make(scenario, pool)
+    watch.card = SimulatedAccelerator(h2d=1e9, poll_cost=5e-4) if scenario.on_device else None
+    loader = make(scenario, pool, watch.card)
     with watch.injector, contextlib.suppress(Thrown):
         if not scenario.awaits:
             blocking(loader, watch)

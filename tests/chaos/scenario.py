@@ -94,6 +94,11 @@ class Scenario:
         return bool(self.arguments.get("persistent_workers"))
 
     @property
+    def on_device(self) -> bool:
+        """Whether batches are handed out on a device (a simulated one), in a program that waits for it each time."""
+        return Random(f"device {self.seed}").random() < 0.3
+
+    @property
     def in_order(self) -> bool:
         """Whether batches come in their order."""
         return bool(self.arguments.get("in_order", True))
