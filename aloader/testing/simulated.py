@@ -96,7 +96,7 @@ class SimulatedAccelerator(SimulatedDevice):
 
     @property
     def side(self) -> Stream:
-        return self._side  # before `open`, too: `isinstance(…, Accelerator)` looks at it
+        return self._side
 
     def current(self) -> Stream:
         """The calling thread's: until it says otherwise, all threads share "compute"."""

@@ -144,13 +144,15 @@ def aloader_arena(settings: dict[str, Any]) -> Iterator[torch.Tensor]:
     """Batches are kept until their copies are done: that is the program's duty here."""
     under_way: deque[tuple[Any, torch.Tensor]] = deque()
     with aloader.DataLoader(transport.Images(torch.uint8), pin_memory="arena", **settings) as loader:
-        for batch in loader:
-            there = batch.to("cuda", non_blocking=True)
-            under_way.append((torch.cuda.current_stream().record_event(), batch))
-            while under_way[0][0].query() and len(under_way) > 1:
-                under_way.popleft()
-            yield there
-        torch.cuda.synchronize()
+        try:
+            for batch in loader:
+                there = batch.to("cuda", non_blocking=True)
+                under_way.append((torch.cuda.current_stream().record_event(), batch))
+                while under_way and under_way[0][0].query():
+                    under_way.popleft()
+                yield there
+        finally:
+            torch.cuda.synchronize()
 
 
 WAYS: dict[str, Callable[[dict[str, Any]], Iterator[torch.Tensor]]] = {

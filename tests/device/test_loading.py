@@ -12,13 +12,21 @@ import torch
 
 import aloader
 from aloader.testing import SimulatedAccelerator
+from tests.device.cards import CARDS, card_of
 from tests.device.kit import SIZE, AsyncStamped, Stamped, Steps, batches_of, simulated
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
+@pytest.fixture(params=CARDS)
+def sim(request):
+    accelerator = card_of(request.param)
+    yield accelerator
+    accelerator.check()
+
+
 @pytest.fixture
-def sim():
+def simulator():
     accelerator = simulated()
     yield accelerator
     accelerator.check()
@@ -122,7 +130,8 @@ def fail_on(number):
 
 @pytest.mark.asyncio
 @pytest.mark.slow
-async def test_an_error_of_a_copy_is_raised_in_the_place_of_its_batch(sim):
+async def test_an_error_of_a_copy_is_raised_in_the_place_of_its_batch(simulator):
+    sim = simulator
     sim.fail_copies = {5}  # two tensors a batch: the third's first
     steps, failed = Steps(sim), []
     async with aloader.DataLoader(Stamped(24), SIZE, num_workers=2, device=sim) as loader:

@@ -13,14 +13,15 @@ import torch
 import aloader
 from aloader.channel.leaves import LEASE
 from aloader.device import pinning
+from tests.device.cards import CARDS, card_of
 from tests.device.kit import SIZE, AsyncStamped, Stamped, Steps, batches_of, simulated
 
 BATCHES = 400
 
 
-@pytest.fixture
-def sim():
-    accelerator = simulated(h2d=1e9)
+@pytest.fixture(params=CARDS)
+def sim(request):
+    accelerator = card_of(request.param, h2d=1e9)
     accelerator.open()  # programs that copy have done so
     with accelerator.assumed():
         yield accelerator
@@ -121,6 +122,17 @@ def test_arena_is_the_workers_own_memory_page_locked(sim):
             assert x[:, 0].tolist() == labels.tolist() == batches_of(200)[number]
             del x
     assert leased > 25, "those that had to wait for their memory to be locked were copied"
+
+
+@pytest.mark.slow
+def test_true_is_a_copy_also_where_workers_have_been_kept_whose_memory_is_page_locked(sim):
+    with aloader.DataLoader(Stamped(40), SIZE, num_workers=1, pin_memory="arena", persistent_workers=True) as loader:
+        for _ in loader:
+            pass
+        assert sim.locked
+        loader.pin_memory = True
+        found = [(hasattr(x.untyped_storage(), LEASE), labels.tolist()) for x, labels in loader]
+    assert found == [(False, batch) for batch in batches_of(40)]
 
 
 @pytest.mark.slow

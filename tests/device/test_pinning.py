@@ -16,6 +16,9 @@ from aloader.device.plain import Plain
 class Pinning(Plain):
     """A CPU that page-locks."""
 
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        return False
+
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor + 1
 
