@@ -133,7 +133,8 @@ def pages_of(loader: Settings, accelerator: Accelerator | None, warn: Callable[[
     wanted = loader.device is not None or loader.pin_memory == "arena"
     if not wanted or accelerator is None or not accelerator.locks:
         return None
-    return Pages(accelerator, int(loader.memory_bytes * options.LOCKED_SHARE), warn)
+    whole = loader.device is None  # the user copies
+    return Pages(accelerator, int(loader.memory_bytes * options.LOCKED_SHARE), warn, whole=whole)
 
 
 def source_for(loader: Settings, indices: Any, state: dict[str, Any] | None = None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import multiprocessing
 import os
@@ -130,11 +131,18 @@ def asked(question: Callable[[], Any], seconds: float, grace: float = 5.0) -> An
     try:
         return here.recv() if here.poll(seconds) else Answer(False, f"no answer within {seconds:.0f} s")
     except EOFError:
-        process.join()
+        process.join(grace)
         return Answer(False, f"its process has ended with status {process.exitcode}")
     finally:
         process.join(grace)
-        if process.pid is not None and process.is_alive():
-            for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+        _end(process.pid)
+        process.join(grace)  # one that the driver does not let go of is left behind
+
+
+def _end(pid: int | None) -> None:
+    """Kill a process and what it has started, as far as they are still there."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for each in [*process.children(recursive=True), process]:
+            with contextlib.suppress(psutil.Error):
                 each.kill()
-        process.join()

@@ -20,7 +20,7 @@ import torch
 
 from aloader.device.accelerators import LockRefusedError
 from aloader.device.ranges import Ranges, copy_in_pieces
-from aloader.device.runtime import Runtime, last_errors
+from aloader.device.runtime import Runtime, last_errors, wake
 from aloader.device.structure import memory_of
 
 #: `cudaHostRegisterPortable`: page-locked for every context, not only for the one that is current.
@@ -30,13 +30,19 @@ _PORTABLE: Final = 1
 class Cuda:
     """One CUDA device. Unverified on hardware. Nothing initialises CUDA before `open`, or the first call that needs it.
 
-    cuda: torch's module. runtime: what makes the `Runtime`, once CUDA is initialised.
+    cuda: torch's module. runtime: what makes the `Runtime`, once CUDA is initialised. waking: makes the context of the
+    device with this index, if it can, before torch does.
     """
 
     locks = True
 
     def __init__(
-        self, device: torch.device, *, cuda: Any = torch.cuda, runtime: Callable[[], Runtime] | None = None
+        self,
+        device: torch.device,
+        *,
+        cuda: Any = torch.cuda,
+        runtime: Callable[[], Runtime] | None = None,
+        waking: Callable[[int], None] = wake,
     ) -> None:
         if device.type != "cuda" or device.index is None:
             raise ValueError(f"expected a CUDA device with its index, such as cuda:0, but got {device}")
@@ -44,6 +50,7 @@ class Cuda:
         self._cuda = cuda
         self._make_runtime = runtime or (lambda: Runtime(cuda.cudart(), self._touch, last_errors()))
         self._runtime: Runtime | None = None
+        self._wake = waking
         self._side: Any = None
         self._opening = threading.Lock()
         self._locked = Ranges()
@@ -57,6 +64,7 @@ class Cuda:
         """Make the context and the side stream. RuntimeError where there is no such device."""
         with self._opening:
             if self._side is None:
+                self._wake(self.device.index)
                 self._check()
                 with self._here():
                     self._side = self._cuda.Stream(self.device)

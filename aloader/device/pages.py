@@ -55,10 +55,10 @@ class _Region:
         self.guard = threading.Lock()  # held while a piece is being touched or locked
         self.locked: list[tuple[int, int]] = []  # addresses and bytes of its pieces
 
-    def pieces(self) -> list[tuple[int, int]]:
+    def pieces(self, size: int) -> list[tuple[int, int]]:
         """Addresses and bytes of what is locked at once, from the end of the region."""
-        offsets = range(0, self.nbytes, options.LOCK_BYTES)
-        return [(self.address + at, min(options.LOCK_BYTES, self.nbytes - at)) for at in reversed(offsets)]
+        offsets = range(0, self.nbytes, size)
+        return [(self.address + at, min(size, self.nbytes - at)) for at in reversed(offsets)]
 
     def close_fd(self) -> None:
         """The helper is done with it."""
@@ -72,13 +72,18 @@ class Pages:
 
     `warn` is told once, from any thread, if locking is refused; nothing more is locked then. What would exceed the
     limit stays unlocked for good: who copies from it finds it not pinned, as everything else that is not locked (yet).
+
+    `whole`: nothing is locked in pieces, since others copy than the accelerator's `copy`, which stops at their borders.
     """
 
-    def __init__(self, accelerator: Accelerator, limit_bytes: int, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, accelerator: Accelerator, limit_bytes: int, warn: Callable[[str], None], *, whole: bool = False
+    ) -> None:
         self.refused: str | None = None  # why nothing is locked any more
         self._accelerator = accelerator
         self._limit = limit_bytes
         self._warn = warn
+        self._whole = whole
         self._regions: dict[int, _Region] = {}  # by the identity of their mapping, until that is about to go
         self._to_lock: deque[_Region] = deque()
         self._dropped: deque[mmap.mmap] = deque()  # they died, and live until they are unlocked
@@ -145,14 +150,16 @@ class Pages:
         self._dropped.append(memory)
         try:
             _thread.start_new_thread(self._begin, ())
-        except RuntimeError:  # no thread can be had: then here
-            self._dropped.remove(memory)
-            self.unmapping(memory)
+        except RuntimeError:  # no thread can be had: then here, unless the helper has it already
+            with contextlib.suppress(ValueError):
+                self._dropped.remove(memory)
+                self.unmapping(memory)
 
     def close(self) -> None:
         """Lock nothing more. What is locked stays so until its mapping goes. The helper ends by itself. Idempotent."""
         self._closed = True
-        self._begin()  # for what no thread could be had before: descriptors wait there
+        if not self._left_alone:
+            self._begin()  # for what no thread could be had before: descriptors wait there
 
     # -- the helper ------------------------------------------------------------------------------------------------
 
@@ -180,15 +187,22 @@ class Pages:
             self._running = False
 
     def _run(self) -> None:
-        while True:
-            with self._mutex:
-                if not (self._to_lock or self._dropped):
-                    self._running = False
-                    return
-            if self._dropped:
-                self._dropped.popleft().close()  # which unlocks it first
-            else:
-                self._serve(self._to_lock.popleft())
+        try:
+            while self._goes_on():
+                if self._dropped:
+                    with contextlib.suppress(BufferError):  # somebody has found it again: it goes with them
+                        self._dropped.popleft().close()  # which unlocks it first
+                else:
+                    self._serve(self._to_lock.popleft())
+        except BaseException:  # a warning that is an error: told of as any thread's is, and another helper goes on
+            self._running = False
+            self._begin()
+            raise
+
+    def _goes_on(self) -> bool:
+        with self._mutex:
+            self._running = bool(self._to_lock or self._dropped)
+            return self._running
 
     def _serve(self, region: _Region) -> None:
         try:
@@ -226,7 +240,7 @@ class Pages:
             del memory
 
     def _lock(self, region: _Region) -> None:
-        for address, nbytes in region.pieces():
+        for address, nbytes in region.pieces(region.nbytes if self._whole else options.LOCK_BYTES):
             memory = region.memory()  # held: nobody's last view takes it away meanwhile
             with region.guard:
                 if self._stopped or region.going or memory is None:

@@ -1,4 +1,5 @@
-"""Page-locking by the CUDA runtime, whose functions answer with codes. Only these calls, and what their codes mean.
+"""The CUDA runtime, whose functions answer with codes: page-locking, and making a context. Only these calls, and what
+their codes mean.
 
 Unverified on hardware. A call that failed leaves its error behind, and whatever checks for errors next raises it: a
 kernel of the user's that has nothing to do with it. So each failure here is drained, in the thread that it happened in.
@@ -9,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 #: `cudaErrorCudartUnloading`: the process ends, and everything is unlocked with it.
 _UNLOADING: Final = 4
 
-#: How the libraries are called that have the function which takes the pending error away, and that function.
-_LIBRARIES: Final = (("libcudart", "cudaGetLastError"), ("libamdhip64", "hipGetLastError"))
+#: How the runtimes' libraries are called, and how their functions begin.
+_LIBRARIES: Final = (("libcudart", "cuda"), ("libamdhip64", "hip"))
+
+Libraries = list[tuple[Any, str]]
 
 
 class Runtime:
@@ -54,17 +58,47 @@ class Runtime:
                 self._touch()
 
 
-def last_errors(maps: str = "/proc/self/maps") -> list[Callable[[], int]]:
-    """These functions of the libraries that this process has loaded (none is loaded here): each has its own errors."""
+def last_errors(libraries: Libraries | None = None) -> list[Callable[[], int]]:
+    """The functions that take a pending error away, of all runtimes in this process: each has its own errors."""
+    return _functions(loaded() if libraries is None else libraries, "GetLastError")
+
+
+def wake(index: int, libraries: Libraries | None = None) -> None:
+    """Have the driver and the device's context made, which takes up to seconds, *without the GIL*: torch holds it
+    meanwhile, and in whatever thread that was, a loop would stand still. What goes wrong here, torch finds again.
+
+    In a thread of its own, since it becomes that thread's current device, and its errors that thread's.
+    """
+    found = loaded() if libraries is None else libraries
+    if not found:
+        return
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as torch does, which would be too late
+
+    def run() -> None:
+        for choose, free in zip(_functions(found, "SetDevice"), _functions(found, "Free"), strict=True):
+            if choose(index) == 0:
+                free(None)  # does nothing, but needs a context: before CUDA 12, choosing made none
+
+    thread = threading.Thread(target=run, name="aloader-wake")
+    thread.start()
+    thread.join()
+
+
+def _functions(libraries: Libraries, name: str) -> list[Callable[..., int]]:
+    return [getattr(library, prefix + name) for library, prefix in libraries if hasattr(library, prefix + name)]
+
+
+def loaded(maps: str = "/proc/self/maps") -> Libraries:
+    """The runtimes that this process has loaded, and how their functions begin. None is loaded here."""
     try:
         with open(maps, encoding="utf-8", errors="replace") as lines:
             paths = {line[line.index("/") :].rstrip("\n") for line in lines if "/" in line}
     except OSError:  # no Linux
         return []
-    found: list[Callable[[], int]] = []
+    found: Libraries = []
     for path in sorted(paths):
-        for beginning, name in _LIBRARIES:
+        for beginning, prefix in _LIBRARIES:
             if os.path.basename(path).startswith(beginning):
-                with contextlib.suppress(OSError, AttributeError):
-                    found.append(getattr(ctypes.CDLL(path, os.RTLD_NOW | os.RTLD_NOLOAD), name))
+                with contextlib.suppress(OSError):
+                    found.append((ctypes.CDLL(path, os.RTLD_NOW | os.RTLD_NOLOAD), prefix))
     return found

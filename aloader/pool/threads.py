@@ -76,5 +76,8 @@ def dispose(memories: list[mmap.mmap], then: Callable[[], None] | None = None) -
 
     if sum(map(len, memories)) <= _QUICK and not any(isinstance(memory, Kept) for memory in memories):
         run()
-    else:
+        return
+    try:
         threading.Thread(target=run, name="aloader-unmap", daemon=False).start()  # also from a daemon: a driver is told
+    except RuntimeError:  # no thread can be had, as when the interpreter ends: then here
+        run()

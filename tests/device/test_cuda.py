@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import os
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 
 from aloader.device.accelerators import LockRefusedError, is_accelerator
 from aloader.device.cuda import Cuda
-from aloader.device.runtime import Runtime, last_errors
+from aloader.device.runtime import Runtime, last_errors, loaded, wake
 from tests.device.fakes import FakeCuda, FakeCudart
 
 PAGE = mmap.PAGESIZE
@@ -144,10 +146,49 @@ def test_the_runtimes_own_library_is_found_where_it_is_loaded(tmp_path):
         "7f00-7f10 r-xp 00000000 08:01 12   /opt/a folder/libcudart.so.12 (deleted)\n",
     ]
     maps.write_text("".join(lines))
-    assert last_errors(str(maps)) == []  # it cannot be loaded
-    assert last_errors(str(tmp_path / "none")) == []
+    assert loaded(str(maps)) == []  # it cannot be loaded
+    assert loaded(str(tmp_path / "none")) == []
     if not torch.cuda.is_available():
         assert last_errors() == []
+
+
+class FakeLibrary:
+    """A runtime, as ctypes has it. answer: the code of choosing a device."""
+
+    def __init__(self, answer: int = 0) -> None:
+        self.did: list[tuple[str, Any]] = []
+        self.threads: set[int] = set()
+        self._answer = answer
+
+    def cudaSetDevice(self, index: int) -> int:
+        self.threads.add(threading.get_ident())
+        self.did.append(("choose", index))
+        return self._answer
+
+    def cudaFree(self, address: Any) -> int:
+        self.did.append(("free", address))
+        return 0
+
+
+def test_a_context_is_made_by_the_runtime_in_a_thread_of_its_own(monkeypatch):
+    """By ctypes, which lets the GIL go: torch holds it while a context is made, and a loop would stand still."""
+    monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
+    wake(3, [])
+    assert "CUDA_MODULE_LOADING" not in os.environ
+    found, broken = FakeLibrary(), FakeLibrary(answer=100)
+    wake(3, [(found, "cuda"), (broken, "cuda"), (object(), "hip")])
+    assert found.did == [("choose", 3), ("free", None)]
+    assert broken.did == [("choose", 3)]
+    assert threading.get_ident() not in found.threads
+    assert os.environ["CUDA_MODULE_LOADING"] == "LAZY"  # by torch's own rule, before there is a context
+
+
+def test_opening_wakes_the_device_before_torch_looks_for_it():
+    module, woken = FakeCuda(count=2), []
+    made = Cuda(torch.device("cuda:1"), cuda=module, waking=lambda index: woken.append((index, module.initialised)))
+    made.open()
+    made.open()
+    assert woken == [(1, 0)]
 
 
 # -- on a device ------------------------------------------------------------------------------------------------------

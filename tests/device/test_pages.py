@@ -17,6 +17,7 @@ from aloader import options
 from aloader.channel import shared
 from aloader.channel.arena import Place
 from aloader.channel.leases import Kept
+from aloader.device.pages import Pages
 from tests.device.locker import PATIENCE, Room, is_mapped
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -98,6 +99,15 @@ def test_a_large_segment_is_locked_in_pieces_from_its_end(room, monkeypatch):
     assert len(room.locker.did("unlock")) == 3
 
 
+def test_what_others_copy_from_is_locked_as_a_whole(room, monkeypatch):
+    """They copy a large leaf in one call, which may not cross a border of what is locked."""
+    monkeypatch.setattr(options, "LOCK_BYTES", MIB)
+    room.pages = room.mappings.pages = Pages(room.locker, options.GIB, room.warned.append, whole=True)
+    room.segment(0, 3 * MIB)
+    room.settle()
+    assert [nbytes for _, nbytes in room.locker.did("lock")] == [3 * MIB]
+
+
 def test_no_more_than_the_limit_is_locked_at_once():
     room = Room(limit=3 * MIB)
     for number, nbytes in enumerate([2 * MIB, 2 * MIB, MIB]):
@@ -126,6 +136,23 @@ def test_a_refusal_is_told_once_and_nothing_more_is_tried():
     assert room.pages.refused == "no more of it"
     assert len(room.locker.did("locking")) == 2
     assert room.pages.locked_bytes == MIB
+    room.leave()
+
+
+def test_where_warnings_are_errors_it_is_told_of_and_what_is_locked_is_still_unlocked(monkeypatch):
+    room, raised = Room(refuses=MIB), []
+
+    def warn(text: str) -> None:
+        raise UserWarning(text)
+
+    monkeypatch.setattr(threading, "excepthook", lambda given: raised.append(given.exc_type))
+    room.pages._warn = warn
+    for number in range(3):
+        room.segment(number)
+    room.settle()
+    assert raised == [UserWarning]
+    del room.mappings._segments[0]
+    room.locker.wait(lambda: room.locker.did("unlock"))
     room.leave()
 
 

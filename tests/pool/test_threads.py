@@ -114,3 +114,17 @@ def test_nothing_to_unmap_is_said_at_once():
     dispose([], lambda: said.append(1))
     dispose([])
     assert said == [1]
+
+
+def test_where_no_thread_can_be_had_memory_is_unmapped_here(monkeypatch):
+    """As when the interpreter ends."""
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    said: list[int] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        dispose([much := memory(16 << 20)], lambda: said.append(1))
+    assert much.closed
+    assert said == [1]
