@@ -36,7 +36,7 @@ class Moving:
     """See the top of this file. A `stage.Way`.
 
     `ahead` batches are begun before they are taken. `number_of` gives the seed of `transform`'s draws by the place of
-    the batch. `dropped` is called, in any thread, when the user has dropped a batch.
+    the batch.
     """
 
     def __init__(
@@ -49,11 +49,10 @@ class Moving:
         self.accelerator = accelerator
         self.opened = False
         self.copied_bytes = 0
-        self.on_drop: Callable[[], object] = lambda: None
         self._transform = transform
         self._number_of = number_of
         self._generators = None if transform is None else Generators(shared=True)
-        self._residence = Residence(accelerator, ahead + 1, lambda: self.on_drop())
+        self._residence = Residence(accelerator, ahead + 1)
         self._under_way: deque[tuple[Any, Any]] = deque()  # events, and what the device reads until then
 
     def open(self) -> None:
@@ -63,7 +62,7 @@ class Moving:
 
     def needs_thread(self, batch: Any) -> bool:
         """Whether something large is not pinned, and has to be copied for that."""
-        return any(
+        return self.accelerator.locks and any(
             tensor.nbytes > options.PIN_AT_ONCE_BYTES and self._pageable(tensor)
             for tensor in tensors_in(batch)
             if tensor.layout is torch.strided
@@ -71,11 +70,11 @@ class Moving:
 
     def host(self, batch: Any) -> Any:
         """As it is, but for what cannot be copied from while the CPU goes on: that is put into pinned memory."""
-        return moved(batch, self._pinned, self._pinned_custom)
+        return moved(batch, self._pinned, self._pinned_custom) if self.accelerator.locks else batch
 
-    def full(self) -> bool:
+    def full(self, waiting: int) -> bool:
         """As `Way.full`."""
-        return self._residence.full
+        return self._residence.full(waiting)
 
     def make_room(self) -> None:
         """As `Way.make_room`. The CPU waits only where it is `ahead` batches and more before the device."""
@@ -95,7 +94,6 @@ class Moving:
         finally:
             event = accelerator.record(side)
             self._under_way.append((event, batch))
-        self._residence.begun()
         return Begun(out, event)
 
     def give(self, begun: Begun) -> Any:
@@ -119,14 +117,15 @@ class Moving:
     @property
     def restless(self) -> bool:
         """As `Way.restless`."""
-        return bool(self._under_way) or self._residence.leaving
+        return bool(self._under_way)
 
     def close(self) -> None:
         """As `Way.close`."""
         self._residence.close()
         self.look()
-        if self._under_way:
-            _keep(self.accelerator, self._under_way)
+        under_way, self._under_way = self._under_way, deque()  # not both: that thread, and who may come here yet
+        if under_way:
+            _keep(self.accelerator, under_way)
 
     def _pageable(self, tensor: torch.Tensor) -> bool:
         plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final
 
 import torch
@@ -27,59 +27,48 @@ class Hold:
 
 
 class Residence:
-    """See the top of this file. `dropped` is called, in any thread, when the user has dropped a batch."""
+    """See the top of this file. At most so many; those that wait to be taken are counted by who keeps them."""
 
-    def __init__(self, accelerator: Accelerator, most: int, dropped: Callable[[], object]) -> None:
+    def __init__(self, accelerator: Accelerator, most: int) -> None:
         self._accelerator = accelerator
         self._most = most
-        self._on_drop = dropped
-        self._waiting = 0
         self._latest: weakref.ref[Hold] | None = None
         self._given: set[weakref.ref[Hold]] = set()
         self._leaving: deque[Any] = deque()  # events behind what was dropped; appended to in any thread
 
-    @property
-    def full(self) -> bool:
-        """Whether there is no room for one more."""
+    def full(self, waiting: int) -> bool:
+        """Whether there is no room for one more than these that wait to be taken."""
         for event in list(self._leaving):
             if self._accelerator.passed(event):
                 self._leaving.remove(event)
         in_hand = self._latest is not None and self._latest() is not None
-        return self._waiting + in_hand + len(self._leaving) >= self._most
-
-    @property
-    def leaving(self) -> bool:
-        """Whether the device has yet to pass something that was dropped."""
-        return bool(self._leaving)
+        return waiting + in_hand + len(self._leaving) >= self._most
 
     def make_room(self) -> None:
         """Wait for the device to pass what was dropped first: only that can leave by itself."""
         if self._leaving:
             self._accelerator.join(self._leaving[0])
 
-    def begun(self) -> None:
-        """One more."""
-        self._waiting += 1
-
     def given(self, tensors: Iterable[torch.Tensor], stream: Any) -> None:
-        """The user has one that has been begun, and computes on it in this stream."""
-        self._waiting -= 1
-        hold = Hold()
+        """The user has one, and computes on it in this stream."""
+        hold, me = Hold(), weakref.ref(self)
         for tensor in tensors:
             with contextlib.suppress(RuntimeError, NotImplementedError):  # sparse ones have no storage of their own
                 setattr(tensor.untyped_storage(), HOLD, hold)
-        accelerator, leaving, given, told = self._accelerator, self._leaving, self._given, self._on_drop
 
         def gone(ref: weakref.ref[Hold]) -> None:
-            given.discard(ref)
-            try:
-                leaving.append(accelerator.record(stream))
-            except Exception:  # a stream that is being captured, a device that has failed: then it is not counted
-                return
-            told()
+            if (residence := me()) is not None:  # it keeps these references: no cycle, for nobody may close it
+                residence._left(ref, stream)
 
         self._latest = weakref.ref(hold, gone)
         self._given.add(self._latest)
+
+    def _left(self, ref: weakref.ref[Hold], stream: Any) -> None:
+        """The user has dropped one. In any thread, in the middle of anything."""
+        self._given.discard(ref)
+        # A stream that is being captured, a device that has failed: then it is not counted.
+        with contextlib.suppress(Exception):
+            self._leaving.append(self._accelerator.record(stream))
 
     def close(self) -> None:
         """Nothing is counted any more."""

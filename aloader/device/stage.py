@@ -34,8 +34,8 @@ class Way(Protocol):
     def host(self, batch: Any) -> Any:
         """What is done in host memory. In any thread."""
 
-    def full(self) -> bool:
-        """Whether there is no room on the device for one more batch."""
+    def full(self, waiting: int) -> bool:
+        """Whether there is no room on the device for one more batch than these that have been begun and not given."""
 
     def make_room(self) -> None:
         """Wait until the device has come so far that there is."""
@@ -60,11 +60,12 @@ class Way(Protocol):
 class Passage:
     """One batch on its way."""
 
-    __slots__ = ("batch", "begun", "done", "error", "future", "place")
+    __slots__ = ("batch", "begun", "done", "error", "future", "hosted", "place")
 
     def __init__(self, place: int) -> None:
         self.place = place
         self.batch: Any = None  # in host memory, until it is begun
+        self.hosted = False  # `Way.host` is done with it, or at it
         self.future: Future[Any] | None = None  # of the helper thread's
         self.begun: Any = None
         self.error: BaseException | None = None
@@ -83,8 +84,10 @@ class Stage:
     ) -> None:
         self.way = way
         self.late = late
-        self.wake: Callable[[], object] | None = None  # from any thread: something may be begun
-        self.arm: Callable[[], object] | None = None  # call `advance` again in a moment
+        # Who calls `advance` when the consumer does not, if anybody does:
+        self.stir: Callable[[], object] | None = None  # soon: the queue has changed
+        self.wake: Callable[[], object] | None = None  # the same, from any thread: the helper has done its part
+        self.arm: Callable[[], object] | None = None  # in a moment, to see what the device has done
         self._width = width
         self._unpack = unpack
         self._place_of = place_of
@@ -104,9 +107,14 @@ class Stage:
             first = list(islice((one for one in queue if hasattr(one, "batch")), self._width))
             passages = [self._passages.get(one.seq) or self._enter(one) for one in first]
             for passage in passages:
+                if not passage.hosted and not passage.done:
+                    self._host(passage)
+            full = False
+            for passage in passages:
                 if not passage.done and not self._begin(passage):
+                    full = passage.future is None
                     break
-            if not self.late and self.way.restless and self.arm is not None:
+            if not self.late and self.arm is not None and (full or self.way.restless):
                 self.arm()
         finally:
             self._advancing = False
@@ -123,7 +131,7 @@ class Stage:
             passage = self._passages[queue[0].seq]
             if passage.future is not None and not passage.future.done():
                 wait([passage.future])
-            elif self.way.full():
+            elif self._full():
                 self.way.make_room()
             self.advance(queue)
 
@@ -148,40 +156,46 @@ class Stage:
         for passage in self._passages.values():
             passage.error = None  # whose traceback knows the passage
         self._passages.clear()
-        self.wake = self.arm = None
+        self.stir = self.wake = self.arm = None
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
         self.way.close()
 
     def _enter(self, outcome: Any) -> Passage:
-        passage = self._passages[outcome.seq] = Passage(self._place_of(outcome.seq))
+        passage = Passage(self._place_of(outcome.seq))
         try:
             passage.batch = self._unpack(outcome)
+        except Exception as error:
+            passage.error, passage.done = error, True
+        self._passages[outcome.seq] = passage
+        return passage
+
+    def _host(self, passage: Passage) -> None:
+        """What is done in host memory, at once or by the helper thread. Interrupted, it is done next time."""
+        try:
             if self.way.needs_thread(passage.batch):
                 passage.future = self._helper().submit(_sound, self.way.host, passage.batch)
-                passage.batch = None
+                passage.hosted, passage.batch = True, None
                 passage.future.add_done_callback(lambda _: self._woken())
             else:
                 passage.batch = _sound(self.way.host, passage.batch)
+                passage.hosted = True
         except Exception as error:
-            passage.error, passage.done = error, True
-        except BaseException:
-            del self._passages[outcome.seq]
-            raise
-        return passage
+            passage.error, passage.batch, passage.done = error, None, True
 
     def _begin(self, passage: Passage) -> bool:
         """Let the device begin. False if that must wait, and what is behind it too."""
-        if passage.future is not None:
-            if not passage.future.done():
+        future = passage.future
+        if future is not None:
+            if not future.done():
                 return False
-            future, passage.future = passage.future, None
             passage.error = future.exception()
             passage.batch = None if passage.error is not None else future.result()
+            passage.future = None
         if passage.error is None:
             if self.late:
                 passage.begun = passage.batch
-            elif self.way.full():
+            elif self._full():
                 return False
             else:
                 try:
@@ -191,14 +205,18 @@ class Stage:
         passage.batch, passage.done = None, True
         return True
 
+    def _full(self) -> bool:
+        return self.way.full(sum(one.begun is not None for one in self._passages.values()))
+
     def _helper(self) -> ThreadPoolExecutor:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "aloader-pin")
         return self._thread
 
     def _woken(self) -> None:
-        if self.wake is not None:
-            self.wake()
+        wake = self.wake  # which another thread may take away
+        if wake is not None:
+            wake()
 
 
 def _sound(function: Callable[..., Any], *args: Any) -> Any:
@@ -223,6 +241,6 @@ def straight(way: Way | None, batch: Any, place: int) -> Any:
     if way is None:
         return batch
     way.look()
-    if way.full():
+    if way.full(0):
         way.make_room()
     return way.give(_sound(way.begin, batch, place))

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from aloader import options
 from aloader.device.accelerators import Accelerator
 from aloader.device.structure import tensors_in
@@ -38,14 +40,18 @@ class Staying:
         accelerator = self._accelerator
         if not self._arena or accelerator is None:
             return True
-        large = (tensor for tensor in tensors_in(batch) if tensor.nbytes > options.PIN_AT_ONCE_BYTES)
-        return any(not accelerator.is_pinned(tensor) for tensor in large)
+        return any(
+            tensor.layout is not torch.sparse_coo  # which has no size
+            and tensor.nbytes > options.PIN_AT_ONCE_BYTES
+            and not accelerator.is_pinned(tensor)
+            for tensor in tensors_in(batch)
+        )
 
     def host(self, batch: Any) -> Any:
         """The batch in page-locked memory."""
         return self._pin(batch)
 
-    def full(self) -> bool:
+    def full(self, waiting: int) -> bool:
         """Host memory is bounded elsewhere."""
         return False
 

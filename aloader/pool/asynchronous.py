@@ -112,8 +112,7 @@ class AsyncBatches:
             if not epoch.available:
                 await self._arrival()
             elif began - self._passed > options.LOOP_PASS:
-                self._passed = time.perf_counter()
-                await asyncio.sleep(0)
+                await self._pass()
             return self._take()
         finally:
             self._since = time.perf_counter()
@@ -146,6 +145,16 @@ class AsyncBatches:
         except StopIteration:
             self._end()
             raise StopAsyncIteration from None
+
+    async def _pass(self) -> None:
+        """Let the loop run once. Meanwhile the batch that is ready is this consumer's."""
+        watcher = self._watcher
+        watcher.waiter = watcher.loop.create_future()
+        try:
+            await asyncio.sleep(0)
+        finally:
+            watcher.waiter = None
+            self._passed = time.perf_counter()
 
     async def _arrival(self) -> None:
         """Wait until there is something to take. Raises torch's error when that takes too long."""

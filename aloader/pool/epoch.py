@@ -261,8 +261,8 @@ class Epoch:
                     self._acts[type(command)](command)
         finally:
             self._handling = False
-        if type(event) is not events.Consumed:  # whoever takes a batch still has the one before
-            self.advance()
+        if self.stage is not None and self.stage.stir is not None:
+            self.stage.stir()  # not here, amid what a worker has said: `device_transform` may be interrupted
 
     def _draw(self, command: events.Draw) -> None:
         for _ in range(command.tickets):

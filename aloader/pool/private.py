@@ -80,6 +80,7 @@ class PrivateLoopBatches:
         self.loop = PrivateLoop(crew)
         self._finalizer = weakref.finalize(self, _abandon, self.loop, crew)
         self._batches = self.loop.call(_called(open_batches))
+        self._on_its_way: list[Any] = []  # a batch whose way ends in the consumer's thread
 
     def __iter__(self) -> Self:
         return self
@@ -96,13 +97,24 @@ class PrivateLoopBatches:
             return self._next()
 
     def _next(self) -> Any:
+        waiting, stage = self._on_its_way, self._batches.run.epoch.stage
+        if not waiting:
+            try:
+                batch = self.loop.call(_next(self._batches))
+            except StopAsyncIteration:
+                self.close()
+                raise StopIteration from None
+            if stage is None:
+                return batch
+            waiting.append(batch)
+        assert stage is not None
         try:
-            batch = self.loop.call(_next(self._batches))
-        except StopAsyncIteration:
-            self.close()
-            raise StopIteration from None
-        stage = self._batches.run.epoch.stage
-        return batch if stage is None else stage.give_late(batch)
+            batch = stage.give_late(waiting[0])
+        except Exception:
+            waiting.clear()
+            raise
+        waiting.clear()  # what is interrupted is given the next time
+        return batch
 
     def __len__(self) -> int:
         return len(self._owner._index_sampler)

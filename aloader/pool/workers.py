@@ -34,8 +34,9 @@ class Arrived:
 
     def unpack(self) -> Any:
         """The batch, its large leaves on the memory that the worker wrote."""
-        body, owners, self.body, self.owners = self.body, self.owners, b"", []
-        return unpack(body, owners)
+        batch = unpack(self.body, self.owners)
+        self.body, self.owners = b"", []  # not before: if that was interrupted, it is called again
+        return batch
 
 
 class Worker:

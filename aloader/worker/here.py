@@ -58,9 +58,7 @@ class InlineBatches:
             made.append(self._make())
         if maker.tolerance is not None:
             maker.tolerance.warn()
-        batch = maker.hand(made.pop())
-        maker.gave()
-        return batch
+        return maker.give(made)
 
     def _make(self) -> Any:
         maker = self._maker
@@ -134,9 +132,7 @@ class ThreadedBatches:
             maker.tolerance.warn()
         if maker.way is not None:
             await self._room(maker.way)
-        batch = maker.hand(ready.pop())
-        maker.gave()
-        return batch
+        return maker.give(ready)
 
     async def _made(self) -> Future[Any]:
         """Have the next batch made. If this is cancelled, it is what the next call waits for."""
@@ -162,7 +158,7 @@ class ThreadedBatches:
         """Wait until the device has room for a batch. If this is cancelled, the next call gives that."""
         self._waiting = True
         try:
-            while way.full():  # noqa: ASYNC110  (only the device knows, and it does not tell)
+            while way.full(0):  # noqa: ASYNC110  (only the device knows, and it does not tell)
                 await asyncio.sleep(options.DEVICE_POLL)
         finally:
             self._waiting = False

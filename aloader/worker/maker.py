@@ -184,20 +184,21 @@ class Maker:
             raise
         self._omitted.append((self._seq, self._mark))
 
-    def hand(self, batch: Any) -> Any:
-        """What the user gets of the batch that was made last. What goes wrong on its way is raised in its place."""
+    def give(self, made: list[Any]) -> Any:
+        """Give the user the only batch in `made`, which was made last, and take it out of there. What goes wrong on
+        its way is raised in its place; what is interrupted is given the next time."""
         try:
-            batch = straight(self.way, batch, self._place.seq)
+            batch = straight(self.way, made[0], self._place.seq)
+            batch = batch if self._finish is None else self._finish(batch)
         except Exception:
+            made.clear()
             self.failed()
             raise
-        return batch if self._finish is None else self._finish(batch)
-
-    def gave(self) -> None:
-        """The user has the batch that was made last."""
+        made.clear()
         if self._omitted:
             self._pass()
         self.record.gave(self._seq, 0, self._mark)
+        return batch
 
     def _pass(self) -> None:
         """The user has something behind what was omitted, or knows that nothing is left."""

@@ -238,7 +238,7 @@ class EndsLeasesAtIssue(Moving):
 
 
 class HasAlwaysRoom(Moving):
-    def full(self) -> bool:
+    def full(self, waiting: int) -> bool:
         return False
 
 
