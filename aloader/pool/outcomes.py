@@ -19,7 +19,10 @@ from aloader.stats import EpochCounts
 
 
 class Unpackable(Protocol):
-    """A finished batch, as the user will get it. `unpack` is called until it returns; dropping it before gives up what it holds."""
+    """A finished batch, as the user will get it.
+
+    `unpack` is called until it returns, as it may be interrupted. Dropping it before gives up what it holds.
+    """
 
     mark: bytes | None
     left_out: tuple[LeftOut, ...]

@@ -43,7 +43,24 @@ def test_a_batch_is_fetched_collated_and_finished():
     assert Maker(Numbers(), default_collate, True).make([1, 2]).tolist() == [1, 2]
     assert Maker(Numbers(), lambda sample: sample, False).make(4) == 4
     maker = Maker(Numbers(), as_list, True, lambda batch: (batch, "finished"))
-    assert maker.hand(maker.make([1])) == ([1], "finished")
+    made = [maker.make([1])]
+    assert maker.give(made) == ([1], "finished")
+    assert made == []
+
+
+def test_what_is_interrupted_on_its_way_is_given_the_next_time():
+    interrupts = [KeyboardInterrupt]
+
+    def finish(batch: Any) -> Any:
+        if interrupts:
+            raise interrupts.pop()
+        return batch, "finished"
+
+    maker = Maker(Numbers(), as_list, True, finish)
+    made = [maker.make([1])]
+    with pytest.raises(KeyboardInterrupt):
+        maker.give(made)
+    assert maker.give(made) == ([1], "finished")
 
 
 def test_a_failure_is_the_original_with_its_sample_named():
