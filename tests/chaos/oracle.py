@@ -190,7 +190,11 @@ class Kept:
     def keep(self, batch: Any, rows: Sequence[Row]) -> None:
         """Keep it, and let the oldest go when there are too many."""
         self._kept.append((rows, [(row[Field.INDEX], zlib.crc32(row[Field.DATA])) for row in rows]))
-        del self._kept[: -self._most]
+        del self._kept[: max(0, len(self._kept) - self._most)]
+
+    def drop(self) -> None:
+        """Let go of all of them."""
+        self._kept.clear()
 
     def changed(self) -> list[str]:
         """Look again at all of them."""

@@ -120,7 +120,6 @@ def run(scenario: Scenario, ground: Ground, progress: Callable[[int], object] = 
             watch.look_again()
             outcome.complaints += watch.complaints
             _sum_up(outcome, scenario, watch)
-            watch.kept = Kept(0)
             outcome.complaints += inventory.left(before, ground.settle)
     outcome.seconds = time.perf_counter() - began
     return outcome

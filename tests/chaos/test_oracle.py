@@ -230,6 +230,15 @@ def test_bytes_that_change_while_a_batch_is_kept() -> None:
     assert kept.changed() == []
     batches[-1][2][Field.DATA][99] ^= 1
     assert kept.changed() == ["the bytes of sample 18 have changed while its batch was kept"]
+    kept.drop()
+    assert kept.changed() == []
+
+
+def test_nothing_is_kept_by_those_who_keep_nothing() -> None:
+    kept, batch = Kept(0), honest(chosen())[0]
+    kept.keep(batch, batch)
+    batch[0][Field.DATA][0] ^= 1
+    assert kept.changed() == []
 
 
 def test_what_is_left_behind_is_seen(tmp_path: Path) -> None:
