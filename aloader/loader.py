@@ -89,8 +89,8 @@ class DataLoader(Controls, Resumable, TorchDataLoader[T_co]):
         does not. Needs no `pin_memory`. Tensors are moved, and whatever has a `.to()`; the rest is left as it is.
     device_prefetch: how many batches are copied (or pinned) ahead (default 2).
     device_transform: a function that is given each batch on the device, on that stream, and returns what is handed out
-        (normalising, augmentation). Runs in the consumer's thread without grad mode; what it draws from torch's
-        generators is a function of seed, epoch and the batch's place.
+        (normalising, augmentation). Runs in the consumer's thread without grad mode; what it draws from torch's default
+        generators, `random` and numpy's global one is a function of seed, epoch, rank and the batch's place.
     pin_memory: True, as torch: one copy into torch's page-locked memory. "arena": no copy, page-locked views of the
         workers' memory, which have to be kept until every copy that was begun from them is done.
 
