@@ -19,9 +19,12 @@ ECOSYSTEM := .venv-ecosystem
 ARGS  ?=
 # Processes that run tests side by side: most of a test is waiting. One by one, with output as it comes: TESTERS=0
 # Files go round in order, not by the number of their tests: few long ones would come last, and run alone.
-# Bytecode is kept whatever the environment says: every process that a test starts would compile the package anew.
 TESTERS ?= 3
 PIP   := -m pip --disable-pip-version-check --no-input -qq
+# Only what is imported is compiled, when it is: compiling everything takes as long as installing it.
+INSTALL := $(PIP) install --no-compile
+# Bytecode is kept whatever the environment says: every process would compile everything anew.
+COMPILE := env -u PYTHONDONTWRITEBYTECODE
 
 # One known release, installed first: otherwise pip takes the newest that some other requirement admits.
 # aloader works with every torch >= 2.4:  make clean test TORCH=torch==2.6.0
@@ -39,13 +42,13 @@ help:
 	@sed -n 's/^#   //p' Makefile
 
 demo: $(STAMP)
-	@$(PY) examples/quickstart.py $(ARGS)
+	@$(COMPILE) $(PY) examples/quickstart.py $(ARGS)
 
 test: $(STAMP)
-	@env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -q -n $(TESTERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(COMPILE) $(PY) -m pytest -q -n $(TESTERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-ecosystem: $(ECOSYSTEM)/installed
-	@$(ECOSYSTEM)/bin/python -m pytest -q -o faulthandler_timeout=1000 -m ecosystem tests/ecosystem $(ARGS)
+	@$(COMPILE) $(ECOSYSTEM)/bin/python -m pytest -q -o faulthandler_timeout=1000 -m ecosystem tests/ecosystem $(ARGS)
 
 test-ceph: $(STAMP)
 	@$(PY) -m pytest -q -m ceph tests/storage $(ARGS)
@@ -70,7 +73,8 @@ clean:
 $(STAMP): pyproject.toml
 	$(environment)
 	@echo "installing aloader, editable, with everything that tests, demo and benchmarks need"
-	@$(@D)/bin/python $(PIP) install -e '.[dev]'
+	@$(@D)/bin/python $(INSTALL) -e '.[dev]'
+	@$(COMPILE) $(@D)/bin/python -c 'import aloader'
 	@touch $@
 
 # What torch the frameworks would like is not asked: pip is told to keep this one.
@@ -78,7 +82,7 @@ $(ECOSYSTEM)/installed: pyproject.toml
 	$(environment)
 	@echo "installing aloader, editable, and the frameworks"
 	@echo "$(TORCH)" >$(@D)/constraints.txt
-	@$(@D)/bin/python $(PIP) install -c $(@D)/constraints.txt -e '.[ecosystem]'
+	@$(@D)/bin/python $(INSTALL) -c $(@D)/constraints.txt -e '.[ecosystem]'
 	@touch $@
 
 define environment
@@ -86,5 +90,5 @@ define environment
 		"(Debian: python3-venv), and found none; or name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	@test -x $(@D)/bin/python || { echo "making $(@D) with $(PYTHON)"; $(PYTHON) -m venv $(@D); }
 	@echo "installing $(TORCH)"
-	@$(@D)/bin/python $(PIP) install "$(TORCH)"
+	@$(@D)/bin/python $(INSTALL) "$(TORCH)"
 endef
