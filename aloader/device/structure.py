@@ -51,13 +51,13 @@ def moved(batch: Any, move: Callable[[torch.Tensor], Any], custom: Callable[[Any
     return _Change(move, "to", custom)(batch)
 
 
-def pinned(batch: Any, pin: Callable[[torch.Tensor], Any]) -> Any:
-    """The batch with `pin(tensor)` in the place of every tensor, and `obj.pin_memory()` of whatever has that."""
-    return _Change(pin, "pin_memory", _pin_itself)(batch)
-
-
 def _pin_itself(obj: Any) -> Any:
     return obj.pin_memory()
+
+
+def pinned(batch: Any, pin: Callable[[torch.Tensor], Any], custom: Callable[[Any], Any] = _pin_itself) -> Any:
+    """The batch with `pin(tensor)` in the place of every tensor, and `custom(obj)` of whatever has a `pin_memory`."""
+    return _Change(pin, "pin_memory", custom)(batch)
 
 
 class _Change:

@@ -135,6 +135,44 @@ def test_true_is_a_copy_also_where_workers_have_been_kept_whose_memory_is_page_l
     assert found == [(False, batch) for batch in batches_of(40)]
 
 
+class PinsItself:
+    """As torch's PackedSequence: what lies in page-locked memory already is left there. It tells nobody whose that is.
+
+    The batch is three steps deep in it, and beside it there is a tensor that it does not pin.
+    """
+
+    sim = None  # where batches are pinned: a thread of the loader's
+
+    def __init__(self, samples):
+        self.parts = {"x": (torch.stack([x for x, _ in samples]),)}
+        self.labels = torch.tensor([label for _, label in samples])
+
+    def pin_memory(self):
+        sim = PinsItself.sim
+        self.parts = {"x": tuple(x if sim.is_pinned(x) else sim.pin(x) for x in self.parts["x"])}
+        return self
+
+
+@pytest.mark.slow
+def test_a_batch_that_pins_itself_is_a_copy_there_too(sim, monkeypatch):
+    monkeypatch.setattr(PinsItself, "sim", sim)
+    with aloader.DataLoader(
+        Stamped(40), SIZE, num_workers=1, pin_memory="arena", persistent_workers=True, collate_fn=PinsItself
+    ) as loader:
+        for _ in loader:
+            pass
+        assert sim.locked
+        loader.pin_memory = True
+        found = []
+        for batch in loader:
+            assert type(batch) is PinsItself
+            (x,) = batch.parts["x"]
+            assert sim.is_pinned(x)
+            assert not sim.is_pinned(batch.labels)
+            found.append((hasattr(x.untyped_storage(), LEASE), batch.labels.tolist(), x[:, 0].tolist()))
+    assert found == [(False, numbers, numbers) for numbers in batches_of(40)]
+
+
 @pytest.mark.slow
 @pytest.mark.asyncio
 async def test_an_error_of_pinning_is_raised_in_the_place_of_its_batch(sim):

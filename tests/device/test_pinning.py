@@ -47,6 +47,15 @@ def test_batches_are_pinned_by_the_accelerator(accelerator):
     assert pinning.pinner(False) is None
 
 
+@pytest.mark.parametrize("change", [torch.Tensor.to_sparse, torch.Tensor.to_mkldnn], ids=["sparse", "opaque"])
+def test_what_is_pinned_already_and_has_no_storage_of_its_own_stays(accelerator, monkeypatch, change):
+    """As torch's pinning has it: such a tensor has no storage that could be asked whose memory it is."""
+    monkeypatch.setattr(accelerator, "is_pinned", lambda tensor: True)
+    pin, tensor = pinning.pinner(True), change(torch.eye(2))
+    assert pin is not None
+    assert pin([tensor])[0] is tensor
+
+
 def test_without_an_accelerator_nothing_is_pinned():
     if torch.accelerator.is_available():
         pytest.skip("there is an accelerator")
