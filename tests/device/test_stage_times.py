@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import threading
 from collections import deque
@@ -16,13 +17,13 @@ from typing import Any
 import pytest
 import torch
 
-from aloader import options
+from aloader import DataLoader, options
 from aloader.device.moving import Moving
 from aloader.device.stage import Stage
 from aloader.pool.pump import Pump
 from aloader.testing import SimulatedAccelerator
 from aloader.testing.simloop import simulate
-from tests.device.kit import Steps, batches_of
+from tests.device.kit import AsyncStamped, Steps, batches_of
 
 PATIENCE = 5.0
 
@@ -48,7 +49,7 @@ class Line:
         self.stage.advance(self.queue)
 
     def take(self) -> Any:
-        assert self.stage.ready(self.queue[0])
+        assert self.stage.ready(self.queue[0]), f"batch {self.queue[0].seq} has not been begun"
         batch = self.stage.take(self.queue.popleft())
         self.steps.step(batch)
         return batch
@@ -80,6 +81,24 @@ def test_as_many_are_begun_ahead_as_is_asked_for(ahead):
     line.stage.close()
     line.sim.synchronize()
     line.sim.check()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("ahead", [1, 3])
+async def test_and_a_loader_asks_for_its_device_prefetch(ahead):
+    sim = SimulatedAccelerator(h2d=1e6)
+    async with DataLoader(AsyncStamped(40, 1024), 4, device=sim, device_prefetch=ahead) as loader:
+        batches = aiter(loader)
+        kept = await anext(batches)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                while sim.copies < 2 * (ahead + 1):  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)  # sleep: its samples are fetched in real time
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert sim.copies == 2 * (ahead + 1)
+        del kept
+    sim.check()
 
 
 class Slow(Moving):
@@ -117,6 +136,33 @@ def test_a_helper_pins_what_is_large_meanwhile_all_goes_on_and_then_it_is_told()
     line.sim.check()
 
 
+def test_what_comes_behind_a_batch_that_is_being_pinned_is_begun_behind_it():
+    """`device_transform` is called in the order of the batches."""
+
+    class Gated(Slow):
+        gate, inside = threading.Event(), []
+
+        def needs_thread(self, batch: Any) -> bool:
+            return bool(batch[1][0] == 0)
+
+        def host(self, batch: Any) -> Any:
+            return super().host(batch) if self.needs_thread(batch) else batch
+
+    line, told = Line(2, Gated), threading.Event()
+    line.stage.wake = told.set
+    line.arrive(2)
+    line.advance()
+    assert line.sim.copies == 0, "the second has overtaken the first"
+    Gated.gate.set()
+    assert told.wait(PATIENCE), "the helper is done, and nobody has been told"
+    line.advance()
+    taken = [line.take(), line.take()]
+    assert line.steps.seen() == batches_of(8)
+    assert taken
+    line.stage.close()
+    line.sim.check()
+
+
 @pytest.mark.asyncio
 async def test_the_loop_hears_of_the_helper_where_nothing_else_happens():
     class Gated(Slow):
@@ -133,8 +179,10 @@ async def test_the_loop_hears_of_the_helper_where_nothing_else_happens():
     line.arrive(1)
     line.advance()
     Gated.gate.set()
-    async with asyncio.timeout(PATIENCE):
-        await advanced.wait()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE):
+            await advanced.wait()
+    assert gauge.at, "nobody has told the loop that the helper is done"
     assert len(gauge.at) == 1, "the loop has looked without being told"
     assert line.stage.ready(line.queue[0])
     line.stage.close()
