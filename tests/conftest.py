@@ -33,7 +33,7 @@ TOKEN = "ALOADER_TEST_TOKEN"
 
 #: Modules whose `subprocess` starts interpreters that import torch: theirs are forked from one that has.
 WARM = (
-    "aloader.pool.template",
+    "aloader.pool.launch",
     "tests.examples.test_object_store",
     "tests.examples.test_serve",
     "tests.examples.test_train",

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from aloader.pool.launch import launch
 from tests.warm import Warmth
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.slow]
@@ -124,3 +125,14 @@ def test_a_test_that_is_marked_has_it_started(warmth: Warmth) -> None:
     with warmth.subprocess.Popen([sys.executable, "-c", "pass"]) as process:
         process.wait(60)
     assert not hasattr(process, "warm")
+
+
+def test_the_template_of_a_loader_is_forked(warmth: Warmth) -> None:
+    """Where the module that starts it is not the one that `WARM` names, every loader's costs some seconds more."""
+    if warmth.cold:
+        pytest.skip("everything is started for real")
+    launched = launch()
+    launched.control.close()
+    os.close(launched.life)
+    launched.process.wait(60)
+    assert hasattr(launched.process, "warm")

@@ -5,6 +5,7 @@ A sample is a row of its index; of a batch that lies where it should, each row h
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,11 @@ from aloader.testing import SimulatedAccelerator
 ROW = 6144  #: int32 per sample: 24 KiB, so that a batch of four is large enough for the arena
 SIZE = 4
 QUEUE = 500  #: kernels that wait at most: a driver's queue is bounded, too
+
+
+def number_of_batches(usual: int) -> int:
+    """How many batches a test of stamps goes through: more where `ALOADER_TEST_BATCHES` says so."""
+    return max(usual, int(os.environ.get("ALOADER_TEST_BATCHES", usual)))
 
 
 def simulated(**more: Any) -> SimulatedAccelerator:

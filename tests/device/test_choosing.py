@@ -72,8 +72,8 @@ POISONED = """
     if torch.version.cuda is not None:
         DataLoader(data, device="cuda")
     repr(choosing.accelerator_for("cuda:1"))
-    for more in ({}, {"num_workers": 1}):
-        with DataLoader(data, 4, device="cpu", worker_setup=poison, **more) as loader:
+    for more in ({}, {"num_workers": 1, "multiprocessing_context": "fork"}):  # a fork is as poisoned as this process
+        with DataLoader(data, 4, device="cpu", **more) as loader:
             assert [batch.sum().item() for batch in loader] == [12, 44]
     assert not torch.cuda.is_initialized()
     print("done")

@@ -375,10 +375,24 @@ owner = room.mappings.lease(Place(0, 0, 4096))
 room.settle() if "settle" in sys.argv else None
 room.itself = room if "cycle" in sys.argv else None
 sys.modules["kept"] = room if "kept" in sys.argv else None
+
+
+class Last:
+    def __init__(self, room):
+        self.room = room
+
+    def __del__(self):
+        for memory in (*self.room.mappings._segments.values(), *self.room.mappings.close()):
+            memory.close()
+
+
+if "closing" in sys.argv:
+    del owner
+    sys.modules["kept"] = Last(room)
 """
 
 
-@pytest.mark.parametrize("how", ["settle", "hurry", "settle cycle", "kept"])
+@pytest.mark.parametrize("how", ["settle", "hurry", "settle cycle", "kept", "settle closing"])
 def test_a_program_that_just_ends_says_nothing(how, warmth):
     """Whether the helper is at work then, or memory is locked: the end of the process does all."""
     command = [sys.executable, "-c", PROGRAM, *how.split()]

@@ -1,6 +1,12 @@
 """`pin_memory`: whose memory batches lie in, and that copies which the program begins itself find what they should.
 
 The program drops the host batch at once, as programs do: `x = x.to(device, non_blocking=True)`.
+
+A hundred batches are enough for what is wrong each time. For what is wrong now and then, here and in
+`test_loading.py`, with so many batches a case:
+
+    ALOADER_TEST_BATCHES=10000 pytest -n 0 -o faulthandler_timeout=1200 -k "dropped_when or device_when" \\
+        tests/device/test_pin_memory.py tests/device/test_loading.py
 """
 
 from __future__ import annotations
@@ -14,9 +20,9 @@ import aloader
 from aloader.channel.leaves import LEASE
 from aloader.device import pinning
 from tests.device.cards import CARDS, card_of
-from tests.device.kit import SIZE, AsyncStamped, Stamped, Steps, batches_of, simulated
+from tests.device.kit import SIZE, AsyncStamped, Stamped, Steps, batches_of, number_of_batches, simulated
 
-BATCHES = 400
+BATCHES = number_of_batches(120)
 
 
 @pytest.fixture(params=CARDS)
@@ -92,8 +98,7 @@ def test_views_of_the_arena_would_be_overwritten_under_the_copy(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Stamped, AsyncStamped])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("kind", "workers"), [(Stamped, 0), (AsyncStamped, 0), (Stamped, 1)])
 @pytest.mark.parametrize("plain", [False, True], ids=["async for", "for"])
 def test_true_is_one_copy_in_memory_of_torchs(sim, kind, workers, plain):
     async def looked_at(loader):

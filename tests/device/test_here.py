@@ -1,0 +1,78 @@
+"""`device=` without workers: the device's memory is bounded there too, and no loop is held up by that."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from aloader import DataLoader, options
+from aloader.testing import SimulatedAccelerator
+from tests.device.kit import SIZE, AsyncStamped, Stamped, Steps, batches_of
+
+ROW = 1024
+BATCH = SIZE * ROW * 4 + 1024  # rows, and labels
+KINDS = pytest.mark.parametrize("kind", [Stamped, AsyncStamped])
+
+
+class Watched(SimulatedAccelerator):
+    """Knows which threads have waited for an event. Asked whether it has come so far, it has come 0.5 ms farther."""
+
+    def __init__(self) -> None:
+        super().__init__(h2d=1e9, poll_cost=5e-4)
+        self.joined: list[int] = []
+        self.asked = 0
+
+    def join(self, event: Any) -> None:
+        self.joined.append(threading.get_ident())
+        super().join(event)
+
+    def passed(self, event: Any) -> bool:
+        self.asked += 1
+        return super().passed(event)
+
+
+@KINDS
+@pytest.mark.parametrize("ahead", [1, 2])
+@pytest.mark.parametrize("plain", [False, True], ids=["async for", "for"])
+def test_no_more_is_on_the_device_however_far_the_program_runs_ahead_of_it(kind, ahead, plain):
+    sim = Watched()
+    steps = Steps(sim, 5e-3)
+
+    async def epoch(loader: Any) -> None:
+        async for batch in loader:
+            steps.step(batch)
+            del batch
+
+    with DataLoader(kind(12 * SIZE, ROW), SIZE, device=sim, device_prefetch=ahead) as loader:
+        if plain:
+            for batch in loader:
+                steps.step(batch)
+                del batch
+        else:
+            asyncio.run(epoch(loader))
+            assert threading.get_ident() not in sim.joined, "the loop has stood still until the device was done"
+    assert steps.seen() == batches_of(12 * SIZE)
+    assert sim.peak_bytes <= (ahead + 1) * BATCH, f"{sim.peak_bytes / BATCH:.1f} batches on the device"
+    sim.check()
+
+
+@KINDS
+@pytest.mark.asyncio
+async def test_who_waits_for_room_asks_by_the_clock(kind):
+    """Two kernels of 50 ms are two hundred questions to this device, one or two every millisecond."""
+    sim = Watched()
+    steps = Steps(sim, 50e-3)
+    loop = asyncio.get_running_loop()
+    async with DataLoader(kind(4 * SIZE, ROW), SIZE, device=sim, device_prefetch=1) as loader:
+        before = loop.time()
+        async for batch in loader:
+            steps.step(batch)
+            del batch
+        seconds = loop.time() - before
+    assert sim.asked > 100
+    assert sim.asked < 3 * seconds / options.DEVICE_POLL + 50, "the loop has spun"
+    assert steps.seen() == batches_of(4 * SIZE)
+    sim.check()
