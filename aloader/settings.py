@@ -116,6 +116,8 @@ def way_of(loader: Settings, accelerator: Accelerator | None, seed: int, epoch: 
     """What each batch of an epoch goes through before it is given. What `device_transform` draws is a function of the
     epoch's key (else torch's base seed `seed`), the rank and the batch's place."""
     if loader.device is not None and accelerator is not None:
+        if loader.device_transform is None and choosing.is_everywhere(accelerator):
+            return None
         key, rank = keys.epoch_key(seed, epoch) if key is None else key, loader.ranks.rank
 
         def number_of(place: int) -> int:

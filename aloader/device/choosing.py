@@ -35,6 +35,11 @@ def current() -> Accelerator | None:
     return accelerator
 
 
+def is_everywhere(accelerator: Accelerator) -> bool:
+    """Whether batches are there already, whoever makes them: it is the CPU, and there is nothing else."""
+    return type(accelerator) is Plain and accelerator.device.type == "cpu" and not kind()
+
+
 def kind() -> str:
     """The kind of torch's current accelerator, "" where there is none."""
     module = getattr(torch, "accelerator", None)  # torch 2.6

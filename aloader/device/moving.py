@@ -11,8 +11,8 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -47,13 +47,16 @@ class Moving:
         number_of: Callable[[int], int] | None = None,
     ) -> None:
         self.accelerator = accelerator
-        self.opened = False
+        self.opened = plain_cpu = accelerator.device.type == "cpu" and not accelerator.locks  # a simulated one does
         self.copied_bytes = 0
         self._transform = transform
         self._number_of = number_of
         self._generators = None if transform is None else Generators(shared=True)
         self._residence = Residence(accelerator, ahead + 1)
         self._under_way: deque[tuple[Any, Any]] = deque()  # events, and what the device reads until then
+        self._apart = transform is None  # what runs on the side stream reads nothing that others have computed
+        self._closed = False
+        self._stays = plain_cpu and transform is None
 
     def open(self) -> None:
         """As `Way.open`."""
@@ -83,21 +86,31 @@ class Moving:
     def begin(self, batch: Any, place: int) -> Begun:
         """As `Way.begin`."""
         accelerator = self.accelerator
-        side = accelerator.side
+        if self._stays:
+            return Begun(moved(batch, self._copy, self._custom), None)
+        side, outside = accelerator.side, accelerator.current()
         try:
             with accelerator.on(side), _plain_modes():
                 out = moved(batch, self._copy, self._custom)
                 if self._transform is not None:
+                    if not self._apart:  # from what the program has computed before: constants, and this very batch
+                        accelerator.wait(side, accelerator.record(outside))
+                        self._apart = True
                     number = self._number_of(place) if self._number_of is not None else place
                     with drawn(accelerator, number, self._generators):
                         out = self._transform(out)
         finally:
             event = accelerator.record(side)
-            self._under_way.append((event, batch))
+            if event is not None:
+                self._under_way.append((event, batch))
+                if self._closed:  # meanwhile, by the transform or in another thread
+                    _keep(accelerator, deque([(event, batch)]))
         return Begun(out, event)
 
     def give(self, begun: Begun) -> Any:
         """As `Way.give`."""
+        if begun.event is None:  # there are no streams: nothing is waited for, nor on its way out
+            return begun.batch
         accelerator = self.accelerator
         stream = accelerator.current()
         accelerator.wait(stream, begun.event)
@@ -121,11 +134,12 @@ class Moving:
 
     def close(self) -> None:
         """As `Way.close`."""
+        self._closed = True
         self._residence.close()
-        self.look()
-        under_way, self._under_way = self._under_way, deque()  # not both: that thread, and who may come here yet
-        if under_way:
-            _keep(self.accelerator, under_way)
+        left = deque(one for one in list(self._under_way) if not _is_past(self.accelerator, one[0]))
+        self._under_way = deque()  # who is in `look` in another thread goes on with the other one
+        if left:
+            _keep(self.accelerator, left)
 
     def _pageable(self, tensor: torch.Tensor) -> bool:
         plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
@@ -139,9 +153,14 @@ class Moving:
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         self.copied_bytes += tensor.nbytes if tensor.layout is torch.strided else 0
-        return self.accelerator.copy(tensor)
+        made = self.accelerator.copy(tensor)
+        if made is tensor:  # it was there, and may be computed yet
+            self._apart = self._transform is None
+        return made
 
     def _custom(self, obj: Any) -> Any:
+        if any(tensor.device == self.accelerator.device for tensor in tensors_in(obj)):
+            self._apart = self._transform is None
         try:
             known = inspect.signature(obj.to).parameters.values()
             plain = all(one.name != "non_blocking" and one.kind is not one.VAR_KEYWORD for one in known)
@@ -150,17 +169,25 @@ class Moving:
         return obj.to(self.accelerator.device) if plain else obj.to(self.accelerator.device, non_blocking=True)
 
 
-@contextmanager
-def _plain_modes() -> Iterator[None]:
+def _plain_modes() -> AbstractContextManager[Any]:
     """Whatever the consumer, or another task of its loop, is in the middle of: batches are ordinary tensors."""
-    with ExitStack() as stack:
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(False))
-        for kind in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        stack.enter_context(torch.no_grad())
-        yield
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    if not kinds and not torch.is_inference_mode_enabled():
+        return torch.no_grad()
+    stack = ExitStack()
+    stack.enter_context(torch.inference_mode(False))
+    for kind in kinds:
+        stack.enter_context(torch.autocast(kind, enabled=False))
+    stack.enter_context(torch.no_grad())
+    return stack
+
+
+def _is_past(accelerator: Accelerator, event: Any) -> bool:
+    """Whether the device has passed it, or never will: one that has failed reads nothing any more."""
+    try:
+        return accelerator.passed(event)
+    except Exception:
+        return True
 
 
 def _keep(accelerator: Accelerator, under_way: deque[tuple[Any, Any]]) -> None:
@@ -168,7 +195,8 @@ def _keep(accelerator: Accelerator, under_way: deque[tuple[Any, Any]]) -> None:
 
     def run() -> None:
         while under_way:
-            accelerator.join(under_way[0][0])
+            with suppress(Exception):  # the device has failed, and reads nothing any more
+                accelerator.join(under_way[0][0])
             under_way.popleft()
 
     try:

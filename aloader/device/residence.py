@@ -39,7 +39,7 @@ class Residence:
     def full(self, waiting: int) -> bool:
         """Whether there is no room for one more than these that wait to be taken."""
         for event in list(self._leaving):
-            if self._accelerator.passed(event):
+            if self._is_past(event):
                 self._leaving.remove(event)
         in_hand = self._latest is not None and self._latest() is not None
         return waiting + in_hand + len(self._leaving) >= self._most
@@ -47,7 +47,8 @@ class Residence:
     def make_room(self) -> None:
         """Wait for the device to pass what was dropped first: only that can leave by itself."""
         if self._leaving:
-            self._accelerator.join(self._leaving[0])
+            with contextlib.suppress(Exception):  # as below
+                self._accelerator.join(self._leaving[0])
 
     def given(self, tensors: Iterable[torch.Tensor], stream: Any) -> None:
         """The user has one, and computes on it in this stream."""
@@ -69,6 +70,12 @@ class Residence:
         # A stream that is being captured, a device that has failed: then it is not counted.
         with contextlib.suppress(Exception):
             self._leaving.append(self._accelerator.record(stream))
+
+    def _is_past(self, event: Any) -> bool:
+        try:
+            return self._accelerator.passed(event)
+        except Exception:  # it lies in a capture, or the device has failed: the next copy says so, in its batch's place
+            return True
 
     def close(self) -> None:
         """Nothing is counted any more."""

@@ -16,6 +16,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
 from typing import Any, Protocol
 
+import torch
+
+from aloader.errors import LoaderBusy
+
 
 class Way(Protocol):
     """What is done with a batch before the user gets it. All but `host` and `open` are called in one thread."""
@@ -102,22 +106,31 @@ class Stage:
             return
         self._advancing = True
         try:
-            if not self.late:
-                self.way.look()
-            first = list(islice((one for one in queue if hasattr(one, "batch")), self._width))
-            passages = [self._passages.get(one.seq) or self._enter(one) for one in first]
-            for passage in passages:
-                if not passage.hosted and not passage.done:
-                    self._host(passage)
-            full = False
-            for passage in passages:
-                if not passage.done and not self._begin(passage):
-                    full = passage.future is None
-                    break
-            if not self.late and self.arm is not None and (full or self.way.restless):
-                self.arm()
+            if torch.is_inference_mode_enabled():  # in the consumer, or where another task of its loop waits
+                with torch.inference_mode(False):
+                    self._advance(queue)
+            else:
+                self._advance(queue)
         finally:
             self._advancing = False
+
+    def _advance(self, queue: Iterable[Any]) -> None:
+        if not self.late:
+            self.way.look()
+        first = list(islice((one for one in queue if hasattr(one, "batch")), self._width))
+        passages = [self._passages.get(one.seq) or self._enter(one) for one in first]
+        for passage in passages:
+            if not passage.hosted and not passage.done:
+                self._host(passage)
+        full = False
+        for passage in passages:
+            if self._closed:  # by `device_transform`, or in another thread
+                return
+            if not passage.done and not self._begin(passage):
+                full = passage.future is None
+                break
+        if not self.late and self.arm is not None and (full or self.way.restless):
+            self.arm()
 
     def ready(self, outcome: Any) -> bool:
         """Whether `take` has this one: an error, which needs nothing, or a batch that has been begun."""
@@ -126,9 +139,13 @@ class Stage:
 
     def settle(self, queue: Sequence[Any]) -> None:
         """Wait until the first one is ready."""
+        if self._advancing:
+            raise LoaderBusy("the next batch is being made: device_transform must not ask for it, nor another thread")
         self.advance(queue)
         while queue and not self.ready(queue[0]):
-            passage = self._passages[queue[0].seq]
+            passage = self._passages.get(queue[0].seq)
+            if passage is None:  # it is being closed in another thread
+                return
             if passage.future is not None and not passage.future.done():
                 wait([passage.future])
             elif self._full():
@@ -144,7 +161,10 @@ class Stage:
                 raise error
             finally:
                 del error
-        return passage if self.late else self.way.give(passage.begun)
+        if self.late:
+            return passage
+        begun, passage.begun = passage.begun, None  # an error that the user keeps may know the passage: see `_begin`
+        return self.way.give(begun)
 
     def give_late(self, passage: Passage) -> Any:
         """What `take` would have given, in the thread of whoever uses it."""
@@ -174,9 +194,9 @@ class Stage:
         """What is done in host memory, at once or by the helper thread. Interrupted, it is done next time."""
         try:
             if self.way.needs_thread(passage.batch):
-                passage.future = self._helper().submit(_sound, self.way.host, passage.batch)
-                passage.hosted, passage.batch = True, None
-                passage.future.add_done_callback(lambda _: self._woken())
+                future = self._helper().submit(_sound, self.way.host, passage.batch)
+                future.add_done_callback(lambda _: self._woken())  # before anybody may rely on that
+                passage.hosted, passage.future, passage.batch = True, future, None
             else:
                 passage.batch = _sound(self.way.host, passage.batch)
                 passage.hosted = True
@@ -227,19 +247,15 @@ def _sound(function: Callable[..., Any], *args: Any) -> Any:
         raise RuntimeError(f"{type(error).__name__} was raised while a batch was moved") from error
 
 
-def in_host(way: Way | None, batch: Any) -> Any:
+def in_host(way: Way, batch: Any) -> Any:
     """What is done in host memory with a batch that is not queued, in whichever thread has made it."""
-    if way is None:
-        return batch
     if not way.opened:
         way.open()
     return _sound(way.host, batch)
 
 
-def straight(way: Way | None, batch: Any, place: int) -> Any:
+def straight(way: Way, batch: Any, place: int) -> Any:
     """The rest of its way, in the step of whoever uses it."""
-    if way is None:
-        return batch
     way.look()
     if way.full(0):
         way.make_room()

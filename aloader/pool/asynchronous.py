@@ -163,6 +163,8 @@ class AsyncBatches:
         since, starting = loop.time(), not run.crew.ready
         try:
             while not run.epoch.available and watcher.failure is None:
+                if run.epoch.arrived:  # it waits for the device, and nobody for a worker
+                    since = loop.time()
                 patience = run.patience(loop.time() - since)
                 if patience == 0:
                     await self._raise_late()

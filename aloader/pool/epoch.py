@@ -116,6 +116,11 @@ class Epoch:
             return self.stage is None or self.stage.ready(self._ready[0])
         return self.finished or self.closed
 
+    @property
+    def arrived(self) -> bool:
+        """Whether the next one is here, if perhaps not ready."""
+        return bool(self._ready)
+
     def advance(self) -> None:
         """Let the first batches go on their way."""
         if self.stage is not None:

@@ -80,7 +80,7 @@ class PrivateLoopBatches:
         self.loop = PrivateLoop(crew)
         self._finalizer = weakref.finalize(self, _abandon, self.loop, crew)
         self._batches = self.loop.call(_called(open_batches))
-        self._on_its_way: list[Any] = []  # a batch whose way ends in the consumer's thread
+        self._taken_there: list[Any] = []  # by the loop's thread, and not given: a batch
 
     def __iter__(self) -> Self:
         return self
@@ -97,23 +97,19 @@ class PrivateLoopBatches:
             return self._next()
 
     def _next(self) -> Any:
-        waiting, stage = self._on_its_way, self._batches.run.epoch.stage
-        if not waiting:
+        taken, stage = self._taken_there, self._batches.run.epoch.stage
+        if not taken:
             try:
-                batch = self.loop.call(_next(self._batches))
+                self.loop.call(_next(self._batches, taken))
             except StopAsyncIteration:
                 self.close()
                 raise StopIteration from None
-            if stage is None:
-                return batch
-            waiting.append(batch)
-        assert stage is not None
         try:
-            batch = stage.give_late(waiting[0])
+            batch = taken[0] if stage is None else stage.give_late(taken[0])
         except Exception:
-            waiting.clear()
+            taken.clear()
             raise
-        waiting.clear()  # what is interrupted is given the next time
+        taken.clear()  # what is interrupted is given the next time
         return batch
 
     def __len__(self) -> int:
@@ -135,8 +131,10 @@ async def _called(function: Callable[[], T]) -> T:
     return function()
 
 
-async def _next(batches: AsyncBatches) -> Any:
-    return await batches.__anext__()
+async def _next(batches: AsyncBatches, taken: list[Any]) -> None:
+    """Take the next batch, if none is there: whoever waited for that may be interrupted when it has come."""
+    if not taken:
+        taken.append(await batches.__anext__())
 
 
 async def _close(batches: AsyncBatches, crew: Any) -> None:

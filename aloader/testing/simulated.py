@@ -149,8 +149,9 @@ class SimulatedAccelerator(SimulatedDevice):
                 allocation.streams.append(stream)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """True of device tensors, too, as for CUDA: there is nothing to pin."""
         with self._call("is_pinned", 0.0):
-            return self._card.host.is_pinned(tensor)
+            return self._card.memory.find(tensor) is not None or self._card.host.is_pinned(tensor)
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         with self._call("pin"):

@@ -142,7 +142,8 @@ class Epoch:
             try:
                 batch = await self._made(slot, ticket)
                 self._count(slot, number, ticket)
-                batch = straight(self.plan.way, in_host(self.plan.way, batch), self.record.number_of(self._seq))
+                if (way := self.plan.way) is not None:
+                    batch = straight(way, in_host(way, batch), self.record.number_of(self._seq))
             except Dry:
                 self.record.dry(number, self._streams[id(slot)].mark)
                 self._turns.popleft()

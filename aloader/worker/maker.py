@@ -124,7 +124,7 @@ class Maker:
             except AllLost as lost:
                 self._left_out = lost.losses.left_out()
                 raise
-        return in_host(self.way, batch)
+        return batch if self.way is None else in_host(self.way, batch)
 
     def _seeding(self, ticket: Ticket) -> Seeding | None:
         if ticket.key is None:
@@ -188,8 +188,11 @@ class Maker:
         """Give the user the only batch in `made`, which was made last, and take it out of there. What goes wrong on
         its way is raised in its place; what is interrupted is given the next time."""
         try:
-            batch = straight(self.way, made[0], self._place.seq)
-            batch = batch if self._finish is None else self._finish(batch)
+            batch = made[0]
+            if self.way is not None:
+                batch = straight(self.way, batch, self.record.number_of(self._seq))
+            if self._finish is not None:
+                batch = self._finish(batch)
         except Exception:
             made.clear()
             self.failed()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from aloader.device import choosing
 from aloader.device.accelerators import assumed
 from aloader.device.choosing import accelerator_for, current
 from aloader.device.cuda import Cuda
 from aloader.device.plain import Plain
+from aloader.testing import SimulatedAccelerator
 from tests.loader.programs import Program
 
 
@@ -85,3 +87,13 @@ def test_importing_making_and_the_cpu_never_initialise_cuda(tmp_path):
     with Program(tmp_path, POISONED) as program:
         ended = program.end()
     assert (ended.code, ended.out, ended.err) == (0, "done\n", "")
+
+
+def test_what_is_on_the_cpu_needs_no_moving_where_there_is_nothing_else(monkeypatch):
+    cpu = accelerator_for("cpu")
+    monkeypatch.setattr(choosing, "kind", lambda: "")
+    assert choosing.is_everywhere(cpu)
+    assert not choosing.is_everywhere(accelerator_for("meta"))
+    assert not choosing.is_everywhere(SimulatedAccelerator())
+    monkeypatch.setattr(choosing, "kind", lambda: "cuda")
+    assert not choosing.is_everywhere(cpu)

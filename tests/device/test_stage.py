@@ -1,0 +1,222 @@
+"""The stage and its ways by themselves: what is closed, interrupted or broken in the middle, and what others keep."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import aloader
+from aloader.device.moving import Moving
+from aloader.device.plain import Plain
+from aloader.device.stage import Stage
+from aloader.testing import SimulatedAccelerator
+from tests.device.kit import SIZE, AsyncStamped, Steps, batches_of, simulated
+
+
+def queue_of(*batches: Any) -> deque[Any]:
+    return deque(SimpleNamespace(seq=seq, batch=batch) for seq, batch in enumerate(batches))
+
+
+def stage_of(accelerator: Any, transform: Any = None, ahead: int = 2) -> Stage:
+    accelerator.open()
+    return Stage(Moving(accelerator, ahead, transform), ahead, lambda outcome: outcome.batch, lambda seq: seq)
+
+
+def wait_for_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name.startswith("aloader-copies"):
+            thread.join(10)
+
+
+def test_what_is_closed_while_a_copy_is_begun_keeps_its_source_until_it_is_done():
+    """A transform that closes the loader, say: nothing more is begun, and what has been is not forgotten."""
+    sim = SimulatedAccelerator(h2d=1e6)
+    sim.open()
+    sources = [sim.pin(torch.ones(1000)) for _ in range(2)]
+    kept = [weakref.ref(source.untyped_storage()) for source in sources]
+    joined = []
+    join = sim.join
+    sim.join = lambda event: (joined.append(kept[0]() is not None), join(event))
+
+    def transform(batch: Any) -> Any:
+        stage.close()
+        return batch
+
+    stage = stage_of(sim, transform)
+    queue = queue_of(*sources)
+    del sources
+    stage.advance(queue)
+    queue.clear()
+    assert sim.copies == 1
+    wait_for_threads()
+    assert joined == [True]
+
+
+def test_who_waits_for_the_device_goes_on_when_another_thread_closes():
+    class Full(Moving):
+        def full(self, waiting: int) -> bool:
+            return True
+
+        def make_room(self) -> None:
+            stage.close()
+
+    way = Full(Plain(torch.device("cpu")), 1)
+    stage = Stage(way, 1, lambda outcome: outcome.batch, lambda seq: seq)
+    stage.settle(queue_of(torch.ones(1)))
+
+
+class Failing(SimulatedAccelerator):
+    """A device on which something has gone wrong for good, as after an assertion in a kernel."""
+
+    failed = False
+
+    def passed(self, event: Any) -> bool:
+        self._fail()
+        return super().passed(event)
+
+    def join(self, event: Any) -> None:
+        self._fail()
+        super().join(event)
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._fail()
+        return super().copy(tensor)
+
+    def _fail(self) -> None:
+        if self.failed:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def test_a_device_that_has_failed_does_not_keep_a_loader_from_closing():
+    sim = Failing()
+    stage = stage_of(sim)
+    stage.advance(queue_of(torch.ones(10), torch.ones(10)))
+    sim.failed = True
+    stage.close()
+    wait_for_threads()  # its errors would be this test's: an unhandled one of a thread is a warning
+
+
+def test_an_event_that_cannot_be_asked_is_not_counted():
+    """One that was recorded in a capture, say: the next batch is begun, or fails, by itself."""
+    sim = Failing()
+    way = Moving(sim, 1)
+    sim.open()
+    sim.launch("step", 1.0)
+    for _ in range(3):
+        way.give(way.begin(torch.ones(10), 0))
+    assert way.full(1)
+    sim.failed = True
+    assert not way.full(1)
+
+
+def test_an_error_that_is_kept_does_not_keep_the_batches_behind_it():
+    def transform(batch: Any) -> Any:
+        if float(batch[0]) == 0.0:
+            raise ValueError("the first")
+        return batch * 2
+
+    stage = stage_of(Plain(torch.device("cpu")), transform)
+    queue = queue_of(torch.zeros(10), torch.ones(10))
+    stage.advance(queue)
+    with pytest.raises(ValueError, match="the first") as kept:
+        stage.take(queue.popleft())
+    batch = stage.take(queue.popleft())
+    gone = weakref.ref(batch)
+    del batch
+    assert gone() is None, kept
+
+
+def test_batches_are_ordinary_tensors_whatever_mode_they_are_unpacked_in():
+    """Another task of the loop, in the middle of an evaluation, is none of a training's business."""
+    way = Moving(Plain(torch.device("cpu")), 1)
+    stage = Stage(way, 1, lambda outcome: torch.ones(3), lambda seq: seq)
+    queue = queue_of(None)
+    with torch.inference_mode():
+        stage.advance(queue)
+    assert not stage.take(queue.popleft()).is_inference()
+
+
+def test_whoever_asks_for_the_next_batch_in_a_transform_is_told_that_it_is_not_there():
+    def transform(batch: Any) -> Any:
+        stage.settle(queue)
+
+    stage = stage_of(Plain(torch.device("cpu")), transform)
+    queue = queue_of(torch.zeros(1))
+    stage.advance(queue)
+    with pytest.raises(aloader.LoaderBusy):
+        stage.take(queue.popleft())
+
+
+# -- what the transform reads -----------------------------------------------------------------------------------------
+
+
+def test_what_a_transform_refers_to_is_there_before_it_begins():
+    """Constants that the program has made on its own stream, just before."""
+    sim = simulated()
+    sim.open()
+    mean = sim.apply(torch.clone, torch.full((16,), 3.0), seconds=0.1)
+    data = torch.arange(8.0)[:, None].expand(8, 16).contiguous()
+    with aloader.DataLoader(
+        data, 4, device=sim, device_transform=lambda batch: sim.apply(torch.sub, batch, mean)
+    ) as loader:
+        found = [sim.read(batch)[:, 0].tolist() for batch in loader]
+    assert found == [[-3.0, -2.0, -1.0, 0.0], [1.0, 2.0, 3.0, 4.0]]
+    sim.check()
+
+
+def test_what_a_dataset_has_made_on_the_device_is_there_before_the_transform_begins():
+    sim = simulated()
+    sim.open()
+    source = torch.full((16,), 3.0)
+
+    class OnTheDevice:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return sim.apply(torch.clone, source, seconds=0.1)
+
+    with aloader.DataLoader(
+        OnTheDevice(), batch_size=None, device=sim, device_transform=lambda batch: sim.apply(torch.neg, batch)
+    ) as loader:
+        assert [float(sim.read(batch)[0]) for batch in loader] == [-3.0, -3.0, -3.0]
+    sim.check()
+
+
+# -- waiting ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_a_device_that_is_behind_is_not_a_worker_that_is_late():
+    """`timeout` is for batches that do not come; these have come, and wait for room."""
+    sim = simulated()
+    steps = Steps(sim, 0.15)
+    async with aloader.DataLoader(
+        AsyncStamped(24, 16), SIZE, device=sim, device_prefetch=1, timeout=0.05
+    ) as loader:
+        async for batch in loader:
+            steps.step(batch)
+    assert steps.seen() == batches_of(24)
+    sim.check()
+
+
+def test_a_batch_is_given_the_next_time_if_its_user_is_interrupted_just_when_it_comes():
+    with aloader.DataLoader(AsyncStamped(12, 16), SIZE, device="cpu") as loader:
+        batches = iter(loader)
+        call = batches.loop.call
+
+        def interrupted(coroutine: Any) -> Any:
+            call(coroutine)
+            raise KeyboardInterrupt
+
+        batches.loop.call = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        batches.loop.call = call
+        assert [labels.tolist() for _, labels in batches] == batches_of(12)
