@@ -23,6 +23,7 @@ from aloader.channel.job import Carried, Job
 from aloader.channel.roles import Who
 from aloader.channel.tolerance import Tolerance
 from aloader.device.accelerators import Accelerator
+from aloader.device.residence import Residence
 from aloader.device.stage import Way
 from aloader.errors import IN_A_FORK, LoaderClosed
 from aloader.pool.asynchronous import AsyncBatches, finish
@@ -77,7 +78,7 @@ class Runtime:
         self._thread_of = 0  # the process that it runs in
         self._tolerance: Tolerance | None = None  # of the latest epoch, where that is no run
         self._team: Team | None = None  # in place of workers, with ALOADER_DEBUG
-        self._accelerator: tuple[Any, Accelerator | None] = None, None  # and what was asked for
+        self._residence: tuple[Any, Residence | None] = None, None  # on which device, and what was asked for
 
     # -- epochs ----------------------------------------------------------------------------------------------------
 
@@ -230,14 +231,20 @@ class Runtime:
         return next(self._numbers)
 
     def _way(self, loader: Settings, one: Pass) -> Way | None:
-        return way_of(loader, self._accelerator_for(loader), one.seed, one.epoch, one.key)
+        return way_of(loader, self._residence_for(loader), one.seed, one.epoch, one.key)
 
     def _accelerator_for(self, loader: Settings) -> Accelerator | None:
-        """One for all epochs: it has a stream of its own."""
+        residence = self._residence_for(loader)
+        return None if residence is None else residence.accelerator
+
+    def _residence_for(self, loader: Settings) -> Residence | None:
+        """One for all epochs, and one accelerator: it has a stream of its own."""
         asked, found = loader.device, accelerator_of(loader)
-        if found is None or self._accelerator[0] != (asked, found.device):
-            self._accelerator = None if found is None else (asked, found.device), found
-        return self._accelerator[1]
+        if found is None:
+            self._residence = None, None
+        elif self._residence[0] != (asked, found.device):
+            self._residence = (asked, found.device), Residence(found)
+        return self._residence[1]
 
     # -- what they run on ------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from aloader.device import choosing, pinning
 from aloader.device.accelerators import Accelerator
 from aloader.device.moving import Moving
 from aloader.device.pages import Pages
+from aloader.device.residence import Residence
 from aloader.device.stage import Way
 from aloader.device.staying import Staying
 from aloader.engine import DispatcherConfig
@@ -112,9 +113,10 @@ def accelerator_of(loader: Settings) -> Accelerator | None:
     return choosing.current() if loader.pin_memory else None
 
 
-def way_of(loader: Settings, accelerator: Accelerator | None, seed: int, epoch: int, key: int | None) -> Way | None:
-    """What each batch of an epoch goes through before it is given. What `device_transform` draws is a function of the
-    epoch's key (else torch's base seed `seed`), the rank and the batch's place."""
+def way_of(loader: Settings, residence: Residence | None, seed: int, epoch: int, key: int | None) -> Way | None:
+    """What each batch of an epoch goes through before it is given, on whose device. What `device_transform` draws is a
+    function of the epoch's key (else torch's base seed `seed`), the rank and the batch's place."""
+    accelerator = None if residence is None else residence.accelerator
     if loader.device is not None and accelerator is not None:
         if loader.device_transform is None and choosing.is_everywhere(accelerator):
             return None
@@ -123,7 +125,7 @@ def way_of(loader: Settings, accelerator: Accelerator | None, seed: int, epoch: 
         def number_of(place: int) -> int:
             return keys.sample_key(key, (rank, place), "device")
 
-        return Moving(accelerator, loader.device_prefetch, loader.device_transform, number_of)
+        return Moving(accelerator, loader.device_prefetch, loader.device_transform, number_of, residence)
     if loader.pin_memory == "arena":
         return None if accelerator is None else Staying(accelerator, pinning.in_arena(accelerator), arena=True)
     pin = pinning.pinner(bool(loader.pin_memory))

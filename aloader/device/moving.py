@@ -36,7 +36,7 @@ class Moving:
     """See the top of this file. A `stage.Way`.
 
     `ahead` batches are begun before they are taken. `number_of` gives the seed of `transform`'s draws by the place of
-    the batch.
+    the batch. `residence` counts those of other epochs, too.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Moving:
         ahead: int,
         transform: Callable[[Any], Any] | None = None,
         number_of: Callable[[int], int] | None = None,
+        residence: Residence | None = None,
     ) -> None:
         self.accelerator = accelerator
         self.opened = plain_cpu = accelerator.device.type == "cpu" and not accelerator.locks  # a simulated one does
@@ -52,7 +53,8 @@ class Moving:
         self._transform = transform
         self._number_of = number_of
         self._generators = None if transform is None else Generators(shared=True)
-        self._residence = Residence(accelerator, ahead + 1)
+        self._most = ahead + 1
+        self._residence = residence or Residence(accelerator)
         self._under_way: deque[tuple[Any, Any]] = deque()  # events, and what the device reads until then
         self._apart = transform is None  # what runs on the side stream reads nothing that others have computed
         self._closed = False
@@ -77,7 +79,7 @@ class Moving:
 
     def full(self, waiting: int) -> bool:
         """As `Way.full`."""
-        return self._residence.full(waiting)
+        return self._residence.full(waiting, self._most)
 
     def make_room(self) -> None:
         """As `Way.make_room`. The CPU waits only where it is `ahead` batches and more before the device."""
@@ -135,7 +137,6 @@ class Moving:
     def close(self) -> None:
         """As `Way.close`."""
         self._closed = True
-        self._residence.close()
         left = deque(one for one in list(self._under_way) if not _is_past(self.accelerator, one[0]))
         self._under_way = deque()  # who is in `look` in another thread goes on with the other one
         if left:

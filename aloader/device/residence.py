@@ -1,4 +1,4 @@
-"""How many batches of one epoch are on the device: those that wait to be taken, the latest that the user was given,
+"""How many batches of one loader are on the device: those that wait to be taken, the latest that the user was given,
 and those that the user has dropped while its stream still computes on them, whose memory cannot be used again yet.
 
 What else the user keeps does not count: it is meant, and would otherwise bring the loader to a standstill.
@@ -27,28 +27,31 @@ class Hold:
 
 
 class Residence:
-    """See the top of this file. At most so many; those that wait to be taken are counted by who keeps them."""
+    """See the top of this file. Those that wait to be taken are counted by who keeps them.
 
-    def __init__(self, accelerator: Accelerator, most: int) -> None:
-        self._accelerator = accelerator
-        self._most = most
+    One for all epochs: where these are short, a program is soon some of them before the device.
+    """
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
         self._latest: weakref.ref[Hold] | None = None
         self._given: set[weakref.ref[Hold]] = set()
         self._leaving: deque[Any] = deque()  # events behind what was dropped; appended to in any thread
 
-    def full(self, waiting: int) -> bool:
-        """Whether there is no room for one more than these that wait to be taken."""
+    def full(self, waiting: int, most: int) -> bool:
+        """Whether there is no room for one more than these that wait to be taken, if there may be `most` in all."""
         for event in list(self._leaving):
             if self._is_past(event):
-                self._leaving.remove(event)
+                with contextlib.suppress(ValueError):  # another epoch's, in another thread, has seen it too
+                    self._leaving.remove(event)
         in_hand = self._latest is not None and self._latest() is not None
-        return waiting + in_hand + len(self._leaving) >= self._most
+        return waiting + in_hand + len(self._leaving) >= most
 
     def make_room(self) -> None:
         """Wait for the device to pass what was dropped first: only that can leave by itself."""
         if self._leaving:
-            with contextlib.suppress(Exception):  # as below
-                self._accelerator.join(self._leaving[0])
+            with contextlib.suppress(Exception):  # as below, or it has just gone
+                self.accelerator.join(self._leaving[0])
 
     def given(self, tensors: Iterable[torch.Tensor], stream: Any) -> None:
         """The user has one, and computes on it in this stream."""
@@ -69,16 +72,10 @@ class Residence:
         self._given.discard(ref)
         # A stream that is being captured, a device that has failed: then it is not counted.
         with contextlib.suppress(Exception):
-            self._leaving.append(self._accelerator.record(stream))
+            self._leaving.append(self.accelerator.record(stream))
 
     def _is_past(self, event: Any) -> bool:
         try:
-            return self._accelerator.passed(event)
+            return self.accelerator.passed(event)
         except Exception:  # it lies in a capture, or the device has failed: the next copy says so, in its batch's place
             return True
-
-    def close(self) -> None:
-        """Nothing is counted any more."""
-        self._given.clear()
-        self._latest = None
-        self._leaving.clear()

@@ -34,6 +34,22 @@ class Watched(SimulatedAccelerator):
         return super().passed(event)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_nor_over_many_short_epochs(workers):
+    """Each is over, for the program, before the device has seen its batches."""
+    sim = Watched()
+    steps = Steps(sim, 5e-3)
+    kept = workers > 0
+    with DataLoader(Stamped(SIZE, ROW), SIZE, device=sim, num_workers=workers, persistent_workers=kept) as loader:
+        for _ in range(8):
+            for batch in loader:
+                steps.step(batch)
+                del batch
+    assert steps.seen() == batches_of(SIZE) * 8
+    assert sim.peak_bytes <= 3 * BATCH, f"{sim.peak_bytes / BATCH:.1f} batches on the device"
+    sim.check()
+
+
 @KINDS
 @pytest.mark.parametrize("ahead", [1, 2])
 @pytest.mark.parametrize("plain", [False, True], ids=["async for", "for"])
