@@ -261,10 +261,13 @@ def _forked(parent: int) -> bool:
     if between:
         os.waitpid(between, 0)
         return False
+    between = os.getpid()
     if os.fork():
         os._exit(0)
-    while os.getppid() != parent:
+    while os.getppid() == between:
         os.sched_yield()
+    if os.getppid() != parent:  # it has been killed meanwhile
+        os._exit(1)
     return True
 
 
