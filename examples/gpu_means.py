@@ -136,7 +136,7 @@ def asked(question: Callable[[], Any], seconds: float, grace: float = 5.0) -> An
     finally:
         process.join(grace)
         _end(process.pid)
-        process.join(grace)  # one that the driver does not let go of is left behind
+        process.join(5.0)  # one that the driver does not let go of is left behind
 
 
 def _end(pid: int | None) -> None:
