@@ -104,7 +104,7 @@ class Watch:
         """What is page-locked still; threads unlock what goes."""
         patience = time.monotonic() + PATIENCE
         while card.locked and time.monotonic() < patience:
-            time.sleep(0.001)
+            time.sleep(0.001)  # sleep: nobody says when the last of it has been unlocked
         return [f"left behind: {nbytes} page-locked bytes" for nbytes in card.locked.values()]
 
     def _end(self) -> None:
