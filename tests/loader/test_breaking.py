@@ -69,8 +69,7 @@ def test_iterators_at_once_see_the_data_of_their_own_beginning():
 
 
 @pytest.mark.cold  # what it leaves is nobody's, while another is started
-@pytest.mark.parametrize("which", ["first stage", "second stage"])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("which", "persistent"), [("first stage", False), ("second stage", True)])
 def test_a_template_that_is_killed_is_replaced(which, persistent):
     others = set(psutil.Process().children())  # such as a server that other tests use
     with DataLoader(Numbers(160), batch_size=2, num_workers=2, persistent_workers=persistent) as loader:
