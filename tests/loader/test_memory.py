@@ -249,11 +249,12 @@ class Images(Numbers):
 
 
 def memory_of_all():
-    """Bytes of this process and those below it; what several share is counted once."""
+    """Bytes of this process and those below it; what several share is counted once. Not of files that are mapped: who
+    else has mapped a library changes its share here."""
     me, total = psutil.Process(), 0
     for process in [me, *me.children(recursive=True)]:
         with contextlib.suppress(OSError), open(f"/proc/{process.pid}/smaps_rollup") as file:
-            total += sum(1024 * int(line.split()[1]) for line in file if line.startswith("Pss:"))
+            total += sum(1024 * int(line.split()[1]) for line in file if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
     return total
 
 
