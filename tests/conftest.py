@@ -9,6 +9,7 @@ import asyncio
 import functools
 import gc
 import inspect
+import math
 import os
 import signal
 import sys
@@ -45,9 +46,17 @@ WARM = (
 )
 WARMTH = pytest.StashKey[Warmth]()
 
+#: When further cases of a test are left out: with `--minutes`, on the monotonic clock.
+END = pytest.StashKey[float]()
+
+#: Whether another case of the same test comes before it. (What lies here itself is about all files, one a case.)
+FURTHER = pytest.StashKey[bool]()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cold", action="store_true", help="start every interpreter for real: see tests/warm.py")
+    late = "after so many minutes only one case is run of each test: a slow machine is done in time, too"
+    parser.addoption("--minutes", type=float, default=math.inf, help=late)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,6 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[WARMTH] = Warmth("torch", "aloader", "aloader.worker.template")
+    config.stash[END] = time.monotonic() + 60 * config.getoption("--minutes")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -67,11 +77,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.monotonic() > item.config.stash[END] and item.stash.get(FURTHER, False):
+        pytest.skip("further cases of a test, and the minutes are over")
     item.config.stash[WARMTH].cold = item.config.getoption("--cold") or item.get_closest_marker("cold") is not None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """GPU tests are skipped where there is no GPU. torch is imported only if there are any."""
+    seen: set[str] = set()
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        item.stash[FURTHER] = name in seen and item.path.parent != Path(__file__).parent
+        seen.add(name)
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu:
         return
