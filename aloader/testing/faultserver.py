@@ -7,6 +7,7 @@ says is in `s3answers`, what goes wrong in `faults`, what it serves in `syntheti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import pickle
@@ -27,6 +28,9 @@ from aloader.testing.synthetic import Synthetic, objects_of
 
 #: Seconds that the server has to answer a question about itself.
 PATIENCE: Final = 10.0
+
+#: So often a question of ours may be refused.
+_ATTEMPTS: Final = 50
 
 
 class FaultServer:
@@ -123,6 +127,12 @@ class FaultServer:
     def _ask(self, method: str, what: str, body: str | None = None) -> bytes:
         if not self._port:
             raise RuntimeError("the server does not run: enter it with `with` or `async with`")
+        for _ in range(_ATTEMPTS):  # connections are refused, as told, before anybody can know whose they are
+            with contextlib.suppress(ConnectionError):
+                return self._ask_once(method, what, body)
+        return self._ask_once(method, what, body)
+
+    def _ask_once(self, method: str, what: str, body: str | None) -> bytes:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)
         try:
             connection.request(method, f"/{CONTROL}/{what}", body)

@@ -229,6 +229,13 @@ async def test_a_refused_connection_is_reset_before_it_is_of_use() -> None:
     assert counted == {"refused": 16}
 
 
+def test_what_it_has_counted_is_told_though_connections_are_refused() -> None:
+    with FaultServer({"key": DATA}, Faults(refused=0.5), seed=1) as server:
+        for _ in range(20):
+            server.served()
+        assert server.served().faults["refused"] > 0
+
+
 @pytest.mark.asyncio
 async def test_stalls_are_before_the_answer_or_amidst_it_and_then_it_goes_on() -> None:
     came, _, counted = await asked_often(Faults(stalled=1.0, stall=(0.05, 0.06)))
