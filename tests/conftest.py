@@ -106,6 +106,12 @@ def warmth(request: pytest.FixtureRequest) -> Warmth:
 
 
 @pytest.fixture
+def children(warmth: Warmth) -> Callable[[], set[psutil.Process]]:
+    """The processes that this one has started, but for the keepers, which come and go."""
+    return lambda: {child for child in psutil.Process().children() if child.pid not in warmth.processes()}
+
+
+@pytest.fixture
 def nothing_left(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:

@@ -44,7 +44,8 @@ ENDS = {"kill": _kill, "crash": _crash, "exit": _exit}
 
 class Fate:
     """Which samples end the process that meets them: those of `once` the first time, those of `always` each time. What
-    has happened stands in `folder`: a file for each of `once`, with the pid."""
+    has happened stands in `folder`: a link for each of `once`, to the pid. (Made in one step: another thread may end
+    the process between any two.)"""
 
     def __init__(
         self, folder: Path, once: Iterable[int] = (), always: Iterable[int] = (), how: dict[int, str] | None = None
@@ -61,17 +62,15 @@ class Fate:
 
     def first_time(self, index: int) -> bool:
         try:
-            fd = os.open(f"{self.folder}/{index}", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            os.symlink(str(os.getpid()), f"{self.folder}/{index}")
         except FileExistsError:
             return False
-        os.write(fd, str(os.getpid()).encode())
-        os.close(fd)
         return True
 
     @property
     def deaths(self) -> int:
         """How many processes have ended in `once`."""
-        return len({file.read_text() for file in Path(self.folder).iterdir()})
+        return len({os.readlink(link) for link in Path(self.folder).iterdir()})
 
     def again(self, index: int) -> None:
         """It ends a process once more."""

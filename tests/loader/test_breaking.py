@@ -10,7 +10,6 @@ import signal
 import textwrap
 import time
 
-import psutil
 import pytest
 import torch
 
@@ -70,12 +69,12 @@ def test_iterators_at_once_see_the_data_of_their_own_beginning():
 
 @pytest.mark.cold  # what it leaves is nobody's, while another is started
 @pytest.mark.parametrize(("which", "persistent"), [("first stage", False), ("second stage", True)])
-def test_a_template_that_is_killed_is_replaced(which, persistent):
-    others = set(psutil.Process().children())  # such as a server that other tests use
+def test_a_template_that_is_killed_is_replaced(which, persistent, children):
+    others = children()  # such as a server that other tests use
     with DataLoader(Numbers(160), batch_size=2, num_workers=2, persistent_workers=persistent) as loader:
         batches, got = iter(loader), []
         got += [next(batches).tolist() for _ in range(3)]
-        (first,) = set(psutil.Process().children()) - others
+        (first,) = children() - others
         (first if which == "first stage" else first.children()[0]).kill()
         with restarts() as told:
             got += run(batches)

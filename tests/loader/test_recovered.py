@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
@@ -90,12 +89,12 @@ def test_workers_that_are_forked_as_torchs(tmp_path):
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_what_all_workers_are_forked_from_is_killed_and_that_counts_once():
-    others = set(psutil.Process().children())
+def test_what_all_workers_are_forked_from_is_killed_and_that_counts_once(children):
+    others = children()
     with DataLoader(Numbers(160), 2, num_workers=4, max_worker_restarts=1) as loader, restarts() as told:
         batches = iter(loader)
         got = [next(batches).tolist() for _ in range(3)]
-        (template,) = set(psutil.Process().children()) - others
+        (template,) = children() - others
         template.kill()
         got += run(batches)
     assert got == [[i, i + 1] for i in range(0, 160, 2)]

@@ -8,7 +8,6 @@ import pickle
 import signal
 import time
 
-import psutil
 import pytest
 
 from aloader import DataLoader, LoaderClosed, WorkerLost, WorkerPool
@@ -52,7 +51,7 @@ async def gathered(loader):
 
 
 @pytest.mark.asyncio
-async def test_many_loaders_at_once_on_few_processes_of_one_template():
+async def test_many_loaders_at_once_on_few_processes_of_one_template(children):
     most = 0
 
     async def watch():
@@ -61,13 +60,13 @@ async def test_many_loaders_at_once_on_few_processes_of_one_template():
             most = max(most, pool.seats.taken)
             await asyncio.sleep(0.005)  # sleep: how many there are is looked at again and again
 
-    before = set(psutil.Process().children())
+    before = children()
     async with WorkerPool(2) as pool:
         loaders = [DataLoader(Made(40, 100 * k), batch_size=8, pool=pool) for k in range(6)]
         watcher = asyncio.create_task(watch())
         got = await asyncio.gather(*(gathered(loader) for loader in loaders))
         watcher.cancel()
-        templates = set(psutil.Process().children()) - before
+        templates = children() - before
     assert [numbers for numbers, _ in got] == [[100 * k + i for i in range(40)] for k in range(6)]
     assert all(len(pids) == 1 for _, pids in got), "six loaders on two processes have one each"
     assert most == 2

@@ -61,10 +61,10 @@ async def test_a_second_server_has_nothing_to_do_with_the_first(
 
 
 KILLED = """
-import os, sys
+import subprocess, sys
 from aloader.testing.s3server import S3Server
 with S3Server() as server:
-    os.fork() or os.execvp("sleep", ["sleep", "60"])
+    subprocess.Popen(["sleep", "60"])
     print("running", flush=True)
     sys.stdin.read()
 """
