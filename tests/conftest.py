@@ -38,11 +38,14 @@ WARM = (
     "tests.examples.test_object_store",
     "tests.examples.test_serve",
     "tests.examples.test_train",
-    "tests.loader.programs",
-    "tests.loader.terminals",
     "tests.loader.test_debugging",
     "tests.loader.test_ranks",
     "tests.storage.wrappers.test_cache_shared",
+)
+#: The same; and what they start may have one child more, from which the templates of its loaders are forked.
+PROGRAMS = (
+    "tests.loader.programs",
+    "tests.loader.terminals",
 )
 WARMTH = pytest.StashKey[Warmth]()
 
@@ -72,8 +75,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    for name in {*WARM} & {*sys.modules}:
-        sys.modules[name].subprocess = session.config.stash[WARMTH].subprocess  # type: ignore[attr-defined]
+    warmth = session.config.stash[WARMTH]
+    for names, module in ((WARM, warmth.subprocess), (PROGRAMS, warmth.programs)):
+        for name in {*names} & {*sys.modules}:
+            sys.modules[name].subprocess = module  # type: ignore[attr-defined]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

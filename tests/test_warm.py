@@ -136,3 +136,31 @@ def test_the_template_of_a_loader_is_forked(warmth: Warmth) -> None:
     os.close(launched.life)
     launched.process.wait(60)
     assert hasattr(launched.process, "warm")
+
+
+PROGRAM = """
+import os, sys
+from aloader.pool.launch import launch
+launched = launch()
+with open(f"/proc/{launched.process.pid}/stat") as file:
+    parent = int(file.read().rpartition(")")[2].split()[1])
+launched.control.close()
+os.close(launched.life)
+launched.process.wait(60)
+print(hasattr(launched.process, "warm"), parent == os.getpid())
+"""
+
+
+def test_so_is_that_of_a_loader_in_a_program(warmth: Warmth) -> None:
+    if warmth.cold:
+        pytest.skip("everything is started for real")
+    command = [sys.executable, "-W", "error", "-c", PROGRAM]
+    done = warmth.programs.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("True True\n", "")
+
+
+def test_without_the_keeper_it_is_started(warmth: Warmth) -> None:
+    kill = "import psutil\nfor child in psutil.Process().children(): child.kill(); child.wait()\n"
+    command = [sys.executable, "-W", "error", "-c", kill + PROGRAM]
+    done = warmth.programs.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("False True\n", "")

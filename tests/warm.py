@@ -9,12 +9,15 @@ does. torch and some modules of aloader have been imported in it, and nothing ha
 Not as after a real start are: the command line that `ps` shows, the hash seed, ignored signals and limits of resources
 that it would have inherited. Each set of flags, and of variables that are read while imports go on, has a keeper of its
 own. What is no such command is started for real; so is everything in tests that are marked `cold`, in a fork of this
-process, and under `pytest --cold`. A loader in a program that a test starts has a template of the real kind.
+process, and under `pytest --cold`.
 
     here ──socket──▶ keeper ──fork──▶ (one that goes at once) ──fork──▶ the process
 
 Its parent has gone, so it is given to the next subreaper: that is us, as long as it takes. Whatever else loses its
 parent in these milliseconds comes to us too, and is a zombie here: tests that kill templates are `cold`.
+
+What `Warmth.programs` starts, which stands for the same module, has a keeper of its own, forked before its first line:
+the templates of the loaders in it are warm, too. That is one child more than it would have, in a session of its own.
 This file is also what the keeper runs: only the standard library is imported here.
 """
 
@@ -33,7 +36,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import Any, Final
@@ -69,9 +72,8 @@ class Warmth:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._keepers: dict[tuple[object, ...], Keeper] = {}
-        popen = type("Popen", (_Popen,), {"warmth": self})
-        ours = {"Popen": popen, "run": functools.partial(_run, popen)}
-        self.subprocess = SimpleNamespace(**vars(subprocess) | ours)  # stands for the module
+        self.subprocess = _module(self.start)
+        self.programs = _module(functools.partial(self.start, keeping=True))
 
     def close(self) -> None:
         """End the keepers. What they have forked goes on."""
@@ -87,25 +89,21 @@ class Warmth:
         return {keeper.end.fileno() for keeper in self._keepers.values()}
 
     def start(
-        self, command: list[str], environment: dict[str, str], descriptors: list[int], settings: Request
-    ) -> int | None:
+        self, command: list[str], environment: dict[str, str], descriptors: list[int], settings: Request, *,
+        keeping: bool = False,
+    ) -> int | None:  # fmt: skip
         """The id of the process; or None: it must be started for real."""
-        parsed = _parsed(command)
-        if self.cold or parsed is None or os.getpid() != self._pid:
+        request = _request(command, environment, settings)
+        if self.cold or request is None or os.getpid() != self._pid:
             return None
-        flags, code, arguments = parsed
-        request = settings | {
-            "code": code,
-            "arguments": arguments,
-            "environment": environment,
-            "parent": self._pid,
-        }
         with self._lock:
-            return self._keeper(flags, environment).fork(request, descriptors)
+            pid = self._keeper(request["flags"], environment).fork(request | {"keeping": keeping}, descriptors)
+        assert pid is not None, "a keeper has died: what it said before is in the output"
+        return pid
 
-    def _keeper(self, flags: tuple[str, ...], environment: dict[str, str]) -> Keeper:
-        kind = (flags, *sorted(variable for variable in environment.items() if _read_at_start(variable[0])))
-        keeper = self._keepers.pop(kind, None) or Keeper(flags, environment, self._modules)
+    def _keeper(self, flags: Sequence[str], environment: dict[str, str]) -> Keeper:
+        kind = (*flags, *sorted(variable for variable in environment.items() if _read_at_start(variable[0])))
+        keeper = self._keepers.pop(kind, None) or Keeper.started(flags, environment, self._modules)
         self._keepers[kind] = keeper  # the last is the one that was used last
         while len(self._keepers) > _KEPT:
             self._keepers.pop(next(iter(self._keepers))).close()
@@ -113,12 +111,19 @@ class Warmth:
 
 
 class Keeper:
-    """A process that has imported the modules, and forks."""
+    """A process that has imported the modules, and forks; `end` is this side's of the socket to it."""
 
-    def __init__(self, flags: tuple[str, ...], environment: dict[str, str], modules: tuple[str, ...]) -> None:
-        self.end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self.process: subprocess.Popen[bytes]
+
+    @classmethod
+    def started(cls, flags: Sequence[str], environment: dict[str, str], modules: Sequence[str]) -> Keeper:
+        """A new one."""
+        end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        keeper = cls(end)
         with theirs:
-            self.process = subprocess.Popen(
+            keeper.process = subprocess.Popen(
                 [sys.executable, *flags, "-c", _KEEPER, __file__, str(theirs.fileno()), json.dumps(sys.path), *modules],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -126,26 +131,62 @@ class Keeper:
                 cwd=os.sep,
                 start_new_session=True,
             )
-        self.end.recv(1)  # it has imported everything
+        end.recv(1)  # it has imported everything
+        return keeper
 
     def close(self) -> None:
         self.end.close()
         self.process.kill()
         self.process.wait()
 
-    def fork(self, request: Request, descriptors: Sequence[int]) -> int:
-        """The id of a child of this process that does what the request says."""
-        with _given_orphans():
-            socket.send_fds(self.end, [pickle.dumps(request)], descriptors)
-            answer = self.end.recv(100)
-        assert answer, "a keeper has died: what it said before is in the output"
-        return int(answer)
+    def fork(self, request: Request, descriptors: Sequence[int]) -> int | None:
+        """The id of a child of this process that does what the request says. None if the keeper has died."""
+        try:
+            with _given_orphans():
+                socket.send_fds(self.end, [pickle.dumps(request)], descriptors)
+                return int(self.end.recv(100) or 0) or None
+        except ConnectionError:
+            return None
+
+
+class _Own:
+    """In a program: the keeper that it has been given for the templates of its loaders."""
+
+    def __init__(self, number: int) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._number = number  # of the socket: an object would have to be closed, or be said at the program's end
+        self._environment = self._read(os.environ)
+
+    def start(
+        self, command: list[str], environment: dict[str, str], descriptors: list[int], settings: Request
+    ) -> int | None:
+        """As `Warmth.start`."""
+        request = _request(command, environment, settings)
+        if request is None or os.getpid() != self._pid or self._read(environment) != self._environment:
+            return None
+        with self._lock:
+            end = socket.socket(fileno=self._number)
+            try:
+                return Keeper(end).fork(request, descriptors)
+            finally:
+                end.detach()
+
+    def _read(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """What an interpreter reads, but for the numbers of threads: workers set theirs."""
+        return {k: v for k, v in environment.items() if _read_at_start(k) and not k.endswith("_THREADS")}
+
+
+def _module(start: Callable[..., int | None]) -> SimpleNamespace:
+    """What stands for the module `subprocess`, and starts by this function what it can start."""
+    popen = type("Popen", (_Popen,), {"start": staticmethod(start)})
+    return SimpleNamespace(**vars(subprocess) | {"Popen": popen, "run": functools.partial(_run, popen)})
 
 
 class _Popen(subprocess.Popen[Any]):
     """Goes to the keepers with what `Popen` has prepared, by overriding its one step that starts a process."""
 
-    warmth: Warmth
+    start: Callable[..., int | None]
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
                        env: Any, startupinfo: Any, creationflags: Any, shell: Any, p2cread: int, p2cwrite: int,
@@ -163,7 +204,7 @@ class _Popen(subprocess.Popen[Any]):
                 "numbers": [0, 1, 2, *pass_fds],
             }
             environment = dict(os.environ if env is None else env)
-            pid = self.warmth.start(list(args), environment, [*standard, *pass_fds], settings)
+            pid = type(self).start(list(args), environment, [*standard, *pass_fds], settings)
         if pid is None:
             super()._execute_child(  # type: ignore[misc]
                 args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell, *pipes,
@@ -206,8 +247,8 @@ def _given_orphans() -> Iterator[None]:
         prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def _parsed(command: Sequence[str]) -> tuple[tuple[str, ...], str | None, list[str]] | None:
-    """Flags, code, and what is to be `sys.argv`; or None, if it is not this interpreter with code or a script."""
+def _request(command: Sequence[str], environment: dict[str, str], settings: Request) -> Request | None:
+    """None, if the command is not this interpreter with code or a script."""
     if command[0] != sys.executable:
         return None
     flags, rest = [], list(command[1:])
@@ -217,9 +258,11 @@ def _parsed(command: Sequence[str]) -> tuple[tuple[str, ...], str | None, list[s
             return None
         if flags[-1] in ("-W", "-X"):
             flags.append(rest.pop(0))
-    if rest[:1] == ["-c"]:
-        return tuple(flags), rest[1], ["-c", *rest[2:]]
-    return (tuple(flags), None, rest) if rest else None
+    if not rest:
+        return None
+    code = rest.pop(1) if rest[0] == "-c" else None
+    what = {"flags": flags, "code": code, "arguments": rest, "environment": environment, "parent": os.getpid()}
+    return settings | what
 
 
 def _read_at_start(name: str) -> bool:
@@ -244,6 +287,11 @@ def keep(number: str, path: str, *modules: str) -> CodeType:
     gc.freeze()  # collections need not go through torch's objects in every fork, nor copy their pages
     end = socket.socket(fileno=int(number))
     end.send(b".")
+    return _serve(end)
+
+
+def _serve(end: socket.socket) -> CodeType:
+    """Fork for every request. In what has been forked it returns, with its code."""
     while True:
         packet, descriptors, _, _ = socket.recv_fds(end, 1 << 20, 250)
         if not packet:
@@ -284,10 +332,29 @@ def _become(request: dict[str, Any], end: socket.socket, descriptors: list[int])
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         stream.reconfigure(line_buffering=number == 2 or os.isatty(number))  # type: ignore[union-attr]
     _forget()
+    if request.get("keeping") and (keeper := _split()) is not None:
+        return _serve(keeper)
     os.write(answer, str(os.getpid()).encode())
     os.close(answer)
     os.chdir(request["folder"])  # what fails from here on ends this process, with a traceback
-    return _code(request["code"], request["arguments"])
+    return _code(request)
+
+
+def _split() -> socket.socket | None:
+    """None in the program, which goes on. In the keeper that it leaves behind: where its requests come from."""
+    launch = importlib.import_module("aloader.pool.launch")
+    end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork():
+        theirs.close()
+        launch.subprocess = _module(_Own(end.detach()).start)  # type: ignore[attr-defined]
+        return None
+    end.close()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    number = _placed([nothing] * 3, [0, 1, 2], theirs.detach())
+    os.setsid()
+    os.chdir(os.sep)
+    _show_tokens({})
+    return socket.socket(fileno=number)
 
 
 def _placed(descriptors: list[int], numbers: list[int], answer: int) -> int:
@@ -324,13 +391,14 @@ def _forget() -> None:
         sys.modules["numpy.random"].seed()
 
 
-def _code(code: str | None, arguments: list[str]) -> CodeType:
+def _code(request: Request) -> CodeType:
     """The command's, with `sys.argv`, `sys.path` and `__main__` as it finds them."""
+    code, arguments = request["code"], request["arguments"]
     sys.argv[:] = arguments
     main = vars(sys.modules["__main__"])
     del main["runpy"], main["sys"]
     first = "" if code is not None else os.path.dirname(os.path.realpath(arguments[0]))
-    if not sys.flags.safe_path:
+    if "-P" not in request["flags"]:
         sys.path.insert(0, first)
     if code is not None:
         return compile(code, "<string>", "exec")

@@ -150,6 +150,7 @@ alive: True
 
 
 @pytest.mark.slow
+@pytest.mark.cold  # a fork in the middle of starting a template is held up, and there it would be another start
 def test_forks_of_every_kind_disturb_nothing(tmp_path: Path) -> None:
     with Program(tmp_path, PROGRAM, flags=()) as program:
         ended = program.end(100)

@@ -35,8 +35,9 @@ def as_accelerate_does(loader: DataLoader) -> TorchDataLoader:
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("batch_size", [4, None])
 @pytest.mark.parametrize("collate_fn", [None, as_list])
-def test_torchs_own_loader_raises_a_sentence(workers, batch_size, collate_fn):
+def test_torchs_own_loader_raises_a_sentence(workers, batch_size, collate_fn, monkeypatch):
     """In its worker processes as here, with any collate function; and no coroutine is said to be never awaited."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)  # for such a worker
     context = "fork" if workers else None
     loader = DataLoader(
         AsyncNumbers(8), batch_size, num_workers=workers, collate_fn=collate_fn, multiprocessing_context=context
