@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 import warnings
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
@@ -39,7 +40,11 @@ def _exit() -> None:
     os._exit(7)
 
 
-ENDS = {"kill": _kill, "crash": _crash, "exit": _exit}
+def _wait() -> None:
+    time.sleep(60)  # sleep: until somebody kills it
+
+
+ENDS = {"kill": _kill, "crash": _crash, "exit": _exit, "wait": _wait}
 
 
 class Fate:

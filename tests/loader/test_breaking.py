@@ -15,7 +15,7 @@ import torch
 
 from aloader import DataLoader, WorkerLost, options
 
-from .dying import restarts
+from .dying import Fate, Mortal, restarts
 from .programs import Program
 from .samples import AsyncNumbers, Numbers, Whole, as_list
 
@@ -69,9 +69,10 @@ def test_iterators_at_once_see_the_data_of_their_own_beginning():
 
 @pytest.mark.cold  # what it leaves is nobody's, while another is started
 @pytest.mark.parametrize(("which", "persistent"), [("first stage", False), ("second stage", True)])
-def test_a_template_that_is_killed_is_replaced(which, persistent, children):
+def test_a_template_that_is_killed_is_replaced(which, persistent, children, tmp_path):
     others = children()  # such as a server that other tests use
-    with DataLoader(Numbers(160), batch_size=2, num_workers=2, persistent_workers=persistent) as loader:
+    data = Mortal(Fate(tmp_path / "fate", once=(100,), how={100: "wait"}), 160)
+    with DataLoader(data, batch_size=2, num_workers=2, persistent_workers=persistent) as loader:
         batches, got = iter(loader), []
         got += [next(batches).tolist() for _ in range(3)]
         (first,) = children() - others

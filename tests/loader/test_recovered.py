@@ -89,9 +89,10 @@ def test_workers_that_are_forked_as_torchs(tmp_path):
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_what_all_workers_are_forked_from_is_killed_and_that_counts_once(children):
+def test_what_all_workers_are_forked_from_is_killed_and_that_counts_once(children, tmp_path):
     others = children()
-    with DataLoader(Numbers(160), 2, num_workers=4, max_worker_restarts=1) as loader, restarts() as told:
+    data = Mortal(Fate(tmp_path / "fate", once=(100,), how={100: "wait"}), 160)
+    with DataLoader(data, 2, num_workers=4, max_worker_restarts=1) as loader, restarts() as told:
         batches = iter(loader)
         got = [next(batches).tolist() for _ in range(3)]
         (template,) = children() - others
