@@ -77,6 +77,11 @@ class Fate:
         """How many processes have ended in `once`."""
         return len({os.readlink(link) for link in Path(self.folder).iterdir()})
 
+    def await_one(self) -> None:
+        """Return when a process has come to one of `once`."""
+        while not self.deaths:
+            time.sleep(0.01)  # sleep: no end is awaited here that could be
+
     def again(self, index: int) -> None:
         """It ends a process once more."""
         Path(self.folder, str(index)).unlink()

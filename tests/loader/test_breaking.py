@@ -71,11 +71,12 @@ def test_iterators_at_once_see_the_data_of_their_own_beginning():
 @pytest.mark.parametrize(("which", "persistent"), [("first stage", False), ("second stage", True)])
 def test_a_template_that_is_killed_is_replaced(which, persistent, children, tmp_path):
     others = children()  # such as a server that other tests use
-    data = Mortal(Fate(tmp_path / "fate", once=(100,), how={100: "wait"}), 160)
+    data = Mortal(Fate(tmp_path / "fate", once=(8,), how={8: "wait"}), 160)  # not before it is killed
     with DataLoader(data, batch_size=2, num_workers=2, persistent_workers=persistent) as loader:
         batches, got = iter(loader), []
         got += [next(batches).tolist() for _ in range(3)]
         (first,) = children() - others
+        data.fate.await_one()
         (first if which == "first stage" else first.children()[0]).kill()
         with restarts() as told:
             got += run(batches)

@@ -91,11 +91,12 @@ def test_workers_that_are_forked_as_torchs(tmp_path):
 @pytest.mark.usefixtures("nothing_left")
 def test_what_all_workers_are_forked_from_is_killed_and_that_counts_once(children, tmp_path):
     others = children()
-    data = Mortal(Fate(tmp_path / "fate", once=(100,), how={100: "wait"}), 160)
+    data = Mortal(Fate(tmp_path / "fate", once=(8,), how={8: "wait"}), 160)  # not before it is killed
     with DataLoader(data, 2, num_workers=4, max_worker_restarts=1) as loader, restarts() as told:
         batches = iter(loader)
         got = [next(batches).tolist() for _ in range(3)]
         (template,) = children() - others
+        data.fate.await_one()
         template.kill()
         got += run(batches)
     assert got == [[i, i + 1] for i in range(0, 160, 2)]
