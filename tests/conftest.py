@@ -36,12 +36,10 @@ TOKEN = "ALOADER_TEST_TOKEN"
 WARM = (
     "aloader.pool.launch",
     "tests.examples.test_object_store",
-    "tests.examples.test_serve",
-    "tests.examples.test_train",
     "tests.loader.programs",
     "tests.loader.terminals",
     "tests.loader.test_debugging",
-    "tests.loader.test_ranks",
+    "tests.ranks",
     "tests.storage.wrappers.test_cache_shared",
 )
 WARMTH = pytest.StashKey[Warmth]()
