@@ -35,7 +35,9 @@ TOKEN = "ALOADER_TEST_TOKEN"
 #: Modules whose `subprocess` starts interpreters that import torch: theirs are forked from one that has.
 WARM = (
     "aloader.pool.launch",
+    "tests.channel.test_context",
     "tests.examples.test_object_store",
+    "tests.integrations.test_absent",
     "tests.loader.programs",
     "tests.loader.terminals",
     "tests.loader.test_debugging",
