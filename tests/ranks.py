@@ -1,7 +1,7 @@
 """Starts the ranks of a program as torchrun does, but without it: its start costs a processor more than theirs.
 
-The ranks meet at a store in this process, as under torchrun at one in its own. What that does with signals, it must be
-asked itself: see `tests/examples/test_train.py`.
+The ranks meet at a store in this process, as under torchrun at one in its own; without libuv, which leaves a pipe here.
+What torchrun does with signals, it must be asked itself: see `tests/examples/test_train.py`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ class Ranks:
         popen: Callable[..., subprocess.Popen[str]] | None = None,
     ) -> None:
         self.lines: list[str] = []
-        # the port is free as long as the store lives: one that was only looked for may be gone when rank 0 takes it
-        self._store = _store() if ranks else None
-        places = [{}] if self._store is None else _places(ranks or 0, self._store.port)
+        places: list[dict[str, str]] = [{}]
+        if ranks is not None:
+            # here: a port that is only looked for may be somebody else's when rank 0 takes it
+            self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)
+            places = _places(ranks, self._store.port)
         self.processes = [
             (popen or subprocess.Popen)(
                 [sys.executable, *map(str, command)],
@@ -74,11 +76,6 @@ class Ranks:
 def environment() -> dict[str, str]:
     """Like that of other programs that tests start, which can be forked from the same one."""
     return os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": "lo"}
-
-
-def _store() -> dist.TCPStore:
-    """Where ranks meet. Not with libuv, which leaves a pipe in this process."""
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)
 
 
 def _places(ranks: int, port: int) -> list[dict[str, str]]:
