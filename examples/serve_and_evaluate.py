@@ -62,18 +62,22 @@ GRACE = 1  # seconds that requests have when the server is told to stop
 
 
 def trained(seed: int = 0) -> nn.Module:
-    """A small network that has seen the first four fifths of the digits. Takes about a second."""
+    """A small network that has seen the first four fifths of the digits. Takes less than a second.
+
+    torch's optimizers would do it better, but load its compiler: the server would start several seconds later.
+    """
     torch.manual_seed(seed)
     digits = load_digits()
     count = len(digits.target) * 4 // 5
     images = torch.tensor(digits.images[:count] / 16, dtype=torch.float32)
     labels = torch.tensor(digits.target[:count])
     model = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 128), nn.ReLU(), nn.Linear(128, 10))
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    weights = list(model.parameters())
     for _ in range(150):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
+        slopes = torch.autograd.grad(nn.functional.cross_entropy(model(images), labels), weights)
+        with torch.no_grad():
+            for weight, slope in zip(weights, slopes, strict=True):
+                weight -= 0.5 * slope
     return model.eval()
 
 

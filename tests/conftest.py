@@ -35,17 +35,17 @@ TOKEN = "ALOADER_TEST_TOKEN"
 #: Modules whose `subprocess` starts interpreters that import torch: theirs are forked from one that has.
 WARM = (
     "aloader.pool.launch",
+    "tests.channel.test_context",
     "tests.examples.test_object_store",
-    "tests.examples.test_serve",
-    "tests.examples.test_train",
+    "tests.integrations.test_absent",
     "tests.loader.test_debugging",
-    "tests.loader.test_ranks",
     "tests.storage.wrappers.test_cache_shared",
 )
 #: The same; and what they start may have one child more, from which the templates of its loaders are forked.
 PROGRAMS = (
     "tests.loader.programs",
     "tests.loader.terminals",
+    "tests.ranks",
 )
 WARMTH = pytest.StashKey[Warmth]()
 

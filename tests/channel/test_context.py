@@ -42,11 +42,19 @@ print(json.dumps(dict(
 """
 
 
+def run(code: str, file: Path) -> subprocess.CompletedProcess[str]:
+    """In an environment like that of other programs that tests start, which has nothing of what a test has set."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("SOME_SETTING", "OMP_NUM_THREADS")}
+    environment |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-c", code, str(file)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
 def applied(data: bytes, tmp_path: Path) -> dict[str, Any]:
     """What a new process looks like that has applied it."""
     file = tmp_path / "context"
     file.write_bytes(data)
-    done = subprocess.run([sys.executable, "-c", APPLY, str(file)], capture_output=True, text=True, check=False)
+    done = run(APPLY, file)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -132,8 +140,7 @@ def test_a_filter_imports_nothing_and_holds_once_the_module_is_imported(tmp_path
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", module.LateWarning)
         (tmp_path / "context").write_bytes(context.capture())
-    command = [sys.executable, "-c", LATER, str(tmp_path / "context")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run(LATER, tmp_path / "context")
     assert (done.returncode, done.stdout) == (0, "told apart\n"), done.stderr
 
 

@@ -1,27 +1,21 @@
-"""Under torchrun: data that is shared out by rank and worker arrives once, whoever made the processes."""
+"""In ranks as torchrun makes them: data shared out by rank and worker arrives once, whoever made the processes."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.ranks import Ranks
+
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.slow]
 
-ROOT = Path(__file__).parent.parent.parent
-
-#: The command of that name.
-TORCHRUN = "from torch.distributed.run import main; main()"
-
 PROGRAM = """
-import asyncio, itertools, json, sys
+import asyncio, itertools, json, os, sys
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
-from aloader import DataLoader
+from aloader import DataLoader, WorkerPool
 
 class Shards(IterableDataset):
     def __iter__(self):
@@ -38,16 +32,15 @@ class AsyncShards:
 
 dist.init_process_group("gloo")
 seen = {}
-for kind in (Shards, AsyncShards):
-    for context in (None, "fork"):
-        loader = DataLoader(kind(), batch_size=8, num_workers=2, multiprocessing_context=context)
-        seen[f"{kind.__name__} {context}"] = [int(i) for batch in loader for i in batch]
-        loader.close()
-everybody = [None, None]
-dist.all_gather_object(everybody, seen)
-if dist.get_rank() == 0:
-    print(json.dumps(everybody))
+with WorkerPool(2) as processes:  # one template for both
+    for kind in (Shards, AsyncShards):
+        for how in ({"pool": processes}, {"num_workers": 2, "multiprocessing_context": "fork"}):
+            loader = DataLoader(kind(), batch_size=8, **how)
+            seen[f"{kind.__name__} {[*how]}"] = [int(i) for batch in loader for i in batch]
+            loader.close()
 dist.destroy_process_group()
+with open(os.path.join(sys.argv[1], f"rank{os.environ['LOCAL_RANK']}.json"), "w") as file:
+    json.dump(seen, file)
 """
 
 
@@ -89,26 +82,18 @@ with open(os.path.join(sys.argv[1], f"rank{os.environ['LOCAL_RANK']}.json"), "w"
 """
 
 
-def torchrun(processes: int, source: str, folder: Path) -> str:
-    """What a program prints that runs in so many processes."""
+def read_by_ranks(ranks: int, source: str, folder: Path) -> list[dict[str, list[int]]]:
+    """What each rank of a program says that it has read, in every way."""
     script = folder / "ranks.py"
     script.write_text(source)
-    launcher = [sys.executable, "-c", TORCHRUN, "--standalone", "--nproc-per-node", str(processes)]
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONWARNINGS": "ignore",
-        "TMPDIR": str(folder),
-    }
-    command = [*launcher, str(script), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    running = Ranks([script, folder], folder, ranks)
+    assert running.end() == 0, "".join(running.lines)[-4000:]
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
 def test_an_iterable_dataset_that_shares_itself_out_is_read_once(tmp_path: Path) -> None:
-    ranks = json.loads(torchrun(2, PROGRAM, tmp_path).strip().splitlines()[-1])
-    assert len(ranks) == 2
+    ranks = read_by_ranks(2, PROGRAM, tmp_path)
+    assert len(ranks[0]) == 4
     for kind in ranks[0]:
         shares = [rank[kind] for rank in ranks]
         assert all(len(share) > 40 for share in shares), kind
@@ -119,8 +104,7 @@ def test_an_iterable_dataset_that_shares_itself_out_is_read_once(tmp_path: Path)
 def test_one_that_asks_for_its_shard_is_read_once_with_a_process_group_and_without(
     tmp_path: Path, processes: int
 ) -> None:
-    torchrun(processes, SHARES, tmp_path)
-    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(processes)]
+    ranks = read_by_ranks(processes, SHARES, tmp_path)
     assert len(ranks[0]) == 12
     for way in ranks[0]:
         shares = [rank[way] for rank in ranks]
