@@ -270,7 +270,11 @@ class DataLoader(Controls, Resumable, TorchDataLoader[T_co]):
         return self
 
     async def __aenter__(self) -> Self:
-        return await self.start()
+        try:
+            return await self.start()
+        except BaseException as error:  # cancelled, say: nobody else would end what has been started
+            await self.__aexit__(type(error))
+            raise
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         runtime = self._close()

@@ -167,7 +167,7 @@ class _Ours:
     base_dataloader: DataLoader[Any]
 
     async def __aenter__(self) -> Self:
-        await self.base_dataloader.start()
+        await self.base_dataloader.__aenter__()
         return self
 
     async def __aexit__(self, *exc: Any) -> None:

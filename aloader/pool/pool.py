@@ -237,7 +237,11 @@ class WorkerPool:
 
     async def __aenter__(self) -> WorkerPool:
         self._check_open()
-        await in_thread(self.open)
+        try:
+            await in_thread(self.open)
+        except BaseException:  # cancelled, say: nobody else would end what has been started
+            await self.aclose()
+            raise
         return self
 
     async def __aexit__(self, *exc: object) -> None:

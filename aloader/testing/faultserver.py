@@ -24,6 +24,7 @@ from aloader.storage import S3Store
 from aloader.testing.faultprotocol import listen
 from aloader.testing.faults import Faults
 from aloader.testing.faultservice import CONTROL, Served, Service
+from aloader.testing.starting import started
 from aloader.testing.synthetic import Synthetic, objects_of
 
 #: Seconds that the server has to answer a question about itself.
@@ -145,7 +146,7 @@ class FaultServer:
     async def start(self) -> Self:
         """What `async with` does first."""
         if not self._in_process:
-            return await asyncio.to_thread(self.__enter__)
+            return await started(self.__enter__, self._end)
         service = Service(objects_of(self._objects), self.faults, self.seed, self._allowed)
         self._server = await listen(service)
         self._service = service

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Self
 
 from aloader.storage import S3Store
+from aloader.testing.starting import started
 
 #: Seconds that the server has to answer its first signed request. It takes about half a second on a quiet machine.
 START_DEADLINE: Final = 60.0
@@ -136,7 +137,7 @@ class S3Server:
         self._end()
 
     async def __aenter__(self) -> Self:
-        return await asyncio.to_thread(self.__enter__)
+        return await started(self.__enter__, self._end)
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self._end)

@@ -8,12 +8,15 @@ import os
 import resource
 import signal
 import textwrap
+import threading
 import time
+from functools import partial
 
 import pytest
 import torch
 
-from aloader import DataLoader, WorkerLost, options
+from aloader import DataLoader, WorkerLost, WorkerPool, options
+from aloader.pool.template import TemplateStarter
 
 from .dying import Fate, Mortal, restarts
 from .programs import Program
@@ -83,6 +86,31 @@ def test_a_template_that_is_killed_is_replaced(which, persistent, children, tmp_
         assert 1 <= len(told) <= 2
         assert all("with the process that workers are forked from" in text for text in told)
         assert got == run(loader) == [[i, i + 1] for i in range(0, 160, 2)]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("make", [partial(DataLoader, Numbers(8), num_workers=1), partial(WorkerPool, 1)])
+async def test_who_is_cancelled_while_the_template_starts_leaves_nothing(make, children, monkeypatch):
+    """There is no `async with` yet that could end it; and whoever keeps the task keeps all that it knew."""
+    opened, others = threading.Event(), children()
+
+    def slow(starter, open=TemplateStarter.open):
+        open(starter)
+        opened.set()
+        time.sleep(0.2)  # sleep: whoever waits for this is cancelled meanwhile
+
+    async def enter():
+        async with make():
+            pytest.fail("it was not cancelled")
+
+    monkeypatch.setattr(TemplateStarter, "open", slow)
+    task = asyncio.create_task(enter())
+    await asyncio.to_thread(opened.wait)
+    assert len(children() - others) == 1
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert children() == others
 
 
 def test_an_iterator_that_is_dropped_while_its_dataset_is_loaded_says_nothing(tmp_path):

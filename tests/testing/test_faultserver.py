@@ -311,6 +311,18 @@ async def test_it_counts_requests_by_kind_and_begins_afresh() -> None:
 
 
 @pytest.mark.asyncio
+async def test_who_is_cancelled_while_its_process_starts_leaves_none() -> None:
+    server = FaultServer({"key": DATA})
+    task = asyncio.create_task(server.start())
+    for _ in range(3):  # until a thread is at it
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert repr(server).startswith("FaultServer('not running'")
+
+
+@pytest.mark.asyncio
 async def test_what_is_in_flight_is_counted_until_its_client_goes() -> None:
     async with serving(Faults(latency=Latency(median=30.0))) as server:
         tasks = [asyncio.ensure_future(ask(server, "/bucket/key")) for _ in range(3)]
