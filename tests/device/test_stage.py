@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections import deque
@@ -102,6 +103,25 @@ def test_a_device_that_has_failed_does_not_keep_a_loader_from_closing():
     wait_for_threads()  # its errors would be this test's: an unhandled one of a thread is a warning
 
 
+def test_nor_does_one_that_fails_while_its_last_copies_are_waited_for():
+    sim = SimulatedAccelerator(h2d=1e6)
+    stage = stage_of(sim)
+    sources = [sim.pin(torch.ones(1000)) for _ in range(2)]
+    kept = [weakref.ref(source.untyped_storage()) for source in sources]
+
+    def fail(event: Any) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    sim.join = fail  # type: ignore[method-assign]
+    queue = queue_of(*sources)
+    del sources
+    stage.advance(queue)
+    queue.clear()
+    stage.close()
+    wait_for_threads()  # as above
+    assert [source() for source in kept] == [None, None]
+
+
 def test_an_event_that_cannot_be_asked_is_not_counted():
     """One that was recorded in a capture, say: the next batch is begun, or fails, by itself."""
     sim = Failing()
@@ -142,6 +162,24 @@ def test_batches_are_ordinary_tensors_whatever_mode_they_are_unpacked_in():
     assert not stage.take(queue.popleft()).is_inference()
 
 
+MODES = {
+    "none": contextlib.nullcontext,
+    "inference mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_a_transform_runs_without_the_modes_that_the_program_is_in_and_without_grad(mode):
+    weight = torch.ones(2, 2, requires_grad=True)
+    way = Moving(Plain(torch.device("cpu")), 1, lambda batch: batch @ weight)
+    with mode():
+        batch = way.give(way.begin(torch.ones(2, 2), 0))
+    assert batch.dtype is torch.float32
+    assert not batch.requires_grad
+    assert not batch.is_inference()
+
+
 def test_whoever_asks_for_the_next_batch_in_a_transform_is_told_that_it_is_not_there():
     def transform(batch: Any) -> Any:
         stage.settle(queue)
@@ -170,7 +208,18 @@ def test_what_a_transform_refers_to_is_there_before_it_begins():
     sim.check()
 
 
-def test_what_a_dataset_has_made_on_the_device_is_there_before_the_transform_begins():
+class Boxed:
+    """Moves itself, and is there already. It looks like no container, and its tensors are its own business."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device) -> Boxed:
+        return self
+
+
+@pytest.mark.parametrize("boxed", [False, True])
+def test_what_a_dataset_has_made_on_the_device_is_there_before_the_transform_begins(boxed):
     sim = simulated()
     sim.open()
     source = torch.full((16,), 3.0)
@@ -179,12 +228,14 @@ def test_what_a_dataset_has_made_on_the_device_is_there_before_the_transform_beg
         def __len__(self) -> int:
             return 3
 
-        def __getitem__(self, index: int) -> torch.Tensor:
-            return sim.apply(torch.clone, source, seconds=0.1)
+        def __getitem__(self, index: int) -> Any:
+            made = sim.apply(torch.clone, source, seconds=0.1)
+            return Boxed(made) if boxed else made
 
-    with aloader.DataLoader(
-        OnTheDevice(), batch_size=None, device=sim, device_transform=lambda batch: sim.apply(torch.neg, batch)
-    ) as loader:
+    def transform(batch: Any) -> Any:
+        return sim.apply(torch.neg, batch.x if boxed else batch)
+
+    with aloader.DataLoader(OnTheDevice(), batch_size=None, device=sim, device_transform=transform) as loader:
         assert [float(sim.read(batch)[0]) for batch in loader] == [-3.0, -3.0, -3.0]
     sim.check()
 
