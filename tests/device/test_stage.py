@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 import weakref
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import aloader
+from aloader import options
 from aloader.device.moving import Moving
 from aloader.device.plain import Plain
 from aloader.device.stage import Stage
@@ -152,6 +154,76 @@ def test_an_error_that_is_kept_does_not_keep_the_batches_behind_it():
     assert gone() is None, kept
 
 
+class Ending:
+    """What pins it runs into an end."""
+
+    def __init__(self, end: type[BaseException], nbytes: int = 1) -> None:
+        self.end = end
+        self.x = torch.ones(nbytes, dtype=torch.uint8)
+
+    def pin_memory(self) -> Any:
+        raise self.end
+
+    def to(self, device: torch.device) -> Any:
+        return self
+
+
+ENDS = pytest.mark.parametrize("end", [StopIteration, StopAsyncIteration, asyncio.CancelledError])
+
+
+@ENDS
+@pytest.mark.parametrize("nbytes", [1, options.PIN_AT_ONCE_BYTES + 1], ids=["at once", "by the helper"])
+def test_an_end_in_what_pins_a_batch_is_an_error_in_its_place(end, nbytes):
+    stage = stage_of(simulated())
+    queue = queue_of(Ending(end, nbytes), torch.ones(3))
+    stage.settle(queue)
+    with pytest.raises(RuntimeError, match=f"{end.__name__} was raised while a batch was moved"):
+        stage.take(queue.popleft())
+    stage.settle(queue)
+    assert stage.take(queue.popleft()).shape == (3,)
+    stage.close()
+
+
+@ENDS
+@pytest.mark.parametrize("pinning", [True, False])
+def test_and_so_it_is_without_workers(end, pinning):
+    def transform(batch: Any) -> Any:
+        if isinstance(batch, int):
+            raise end
+        return batch
+
+    data: list[Any] = [Ending(end) if pinning else 0, torch.ones(3)]
+    with aloader.DataLoader(data, batch_size=None, device=simulated(), device_transform=transform) as loader:
+        batches = iter(loader)
+        with pytest.raises(RuntimeError, match=f"{end.__name__} was raised while a batch was moved"):
+            next(batches)
+        assert next(batches).shape == (3,)
+
+
+def test_an_object_pins_itself_where_something_in_it_is_not_pinned():
+    sim = simulated()
+    way = Moving(sim, 1)
+    way.open()
+    asked = []
+
+    class Box:
+        def __init__(self, *tensors: torch.Tensor) -> None:
+            self.tensors = tensors
+
+        def pin_memory(self) -> Box:
+            asked.append(self)
+            return Box(*map(sim.pin, self.tensors))
+
+        def to(self, device: torch.device) -> Box:
+            return self
+
+    pinned, partly = Box(sim.pin(torch.ones(1))), Box(sim.pin(torch.ones(1)), torch.ones(1))
+    assert way.host(pinned) is pinned
+    made = way.host(partly)
+    assert asked == [partly]
+    assert all(map(sim.is_pinned, made.tensors))
+
+
 def test_batches_are_ordinary_tensors_whatever_mode_they_are_unpacked_in():
     """Another task of the loop, in the middle of an evaluation, is none of a training's business."""
     way = Moving(Plain(torch.device("cpu")), 1)
@@ -244,16 +316,17 @@ def test_what_a_dataset_has_made_on_the_device_is_there_before_the_transform_beg
 
 
 @pytest.mark.asyncio
+@pytest.mark.slow
 async def test_a_device_that_is_behind_is_not_a_worker_that_is_late():
     """`timeout` is for batches that do not come; these have come, and wait for room."""
     sim = simulated()
-    steps = Steps(sim, 0.15)
+    steps = Steps(sim, 0.3)  # this device is asked six hundred times, one or two every millisecond
     async with aloader.DataLoader(
-        AsyncStamped(24, 16), SIZE, device=sim, device_prefetch=1, timeout=0.05
+        AsyncStamped(12, 16), SIZE, device=sim, device_prefetch=1, timeout=0.3
     ) as loader:
         async for batch in loader:
             steps.step(batch)
-    assert steps.seen() == batches_of(24)
+    assert steps.seen() == batches_of(12)
     sim.check()
 
 
