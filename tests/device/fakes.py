@@ -68,6 +68,33 @@ class FakeCudart:
             raise RuntimeError(f"CUDA error: {TEXTS[code]}")
 
 
+class FakeEvent:
+    """Notes what it is asked to do."""
+
+    def __init__(self, blocking: bool) -> None:
+        self.blocking = blocking
+        self.did: list[Any] = []
+
+    def record(self, stream: Any = None) -> None:
+        self.did.append(("record", stream))
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        self.did.append("synchronize")
+
+
+class FakeStream:
+    """The same."""
+
+    def __init__(self) -> None:
+        self.waits_for: list[FakeEvent] = []
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.waits_for.append(event)
+
+
 class FakeCuda:
     """`torch.cuda` with so many devices. `contexts`: on which of them something has happened."""
 
@@ -99,6 +126,18 @@ class FakeCuda:
     def Stream(self, device: Any) -> Any:
         self.contexts |= {self.now, device.index}
         return object()
+
+    def current_stream(self, device: Any = None) -> Any:
+        return "current", self.now if device is None else device.index
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        """Going back to the stream of another device is what makes a context there."""
+        self.contexts.add(self.now)
+        yield
+
+    def Event(self, blocking: bool = False) -> FakeEvent:
+        return FakeEvent(blocking)
 
     def cudart(self) -> FakeCudart:
         self.contexts.add(self.now)

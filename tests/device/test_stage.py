@@ -224,6 +224,36 @@ def test_an_object_pins_itself_where_something_in_it_is_not_pinned():
     assert all(map(sim.is_pinned, made.tensors))
 
 
+def test_an_object_moves_itself_and_is_not_waited_for_where_it_can_be_told():
+    said: list[Any] = []
+
+    class Plainly:
+        def to(self, device: torch.device) -> None:
+            said.append((device, None))
+
+    class Told:
+        def to(self, device: torch.device, non_blocking: bool = False) -> None:
+            said.append((device, non_blocking))
+
+    class Anything:
+        def to(self, *where: torch.device, **how: bool) -> None:
+            said.append((*where, how["non_blocking"]))
+
+    sim = simulated()
+    way = Moving(sim, 1)
+    way.open()
+    way.begin([Plainly(), Told(), Anything()], 0)
+    assert said == [(sim.device, None), (sim.device, True), (sim.device, True)]
+
+
+def test_the_bytes_of_all_copies_are_counted():
+    way = Moving(simulated(), 1)
+    way.open()
+    for _ in range(2):
+        way.give(way.begin([torch.ones(10), torch.ones(5, dtype=torch.uint8)], 0))
+    assert way.copied_bytes == 90
+
+
 def test_batches_are_ordinary_tensors_whatever_mode_they_are_unpacked_in():
     """Another task of the loop, in the middle of an evaluation, is none of a training's business."""
     way = Moving(Plain(torch.device("cpu")), 1)
