@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,6 +37,7 @@ class FakeCudart:
         self.hidden = hidden
         self.registered: dict[int, tuple[int, int]] = {}
         self.pending = 0
+        self.called: Callable[[], None] = lambda: None
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> Answer:
         code = self.refuses or (712 if address in self.registered else 0)
@@ -51,6 +52,7 @@ class FakeCudart:
         return TEXTS[int(answer)]
 
     def _answer(self, code: int) -> Answer:
+        self.called()
         self.pending = code or self.pending
         return Answer(code)
 
@@ -105,6 +107,7 @@ class FakeCuda:
         self.now = 0
         self.initialised = 0
         self.contexts: set[int] = set()
+        self.calls.called = lambda: self.contexts.add(self.now)
 
     def is_available(self) -> bool:
         return self.count > 0

@@ -69,6 +69,7 @@ def test_opening_makes_one_stream_on_its_own_device_alone():
     accelerator.open()
     assert accelerator.side is side is not None
     accelerator.lock(PAGE, PAGE)
+    accelerator.unlock(PAGE)
     assert accelerator.module.contexts == {1}
     assert accelerator.module.now == 0
 

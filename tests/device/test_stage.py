@@ -200,6 +200,21 @@ def test_and_so_it_is_without_workers(end, pinning):
         assert next(batches).shape == (3,)
 
 
+def test_what_cannot_be_unpacked_is_an_error_in_its_place():
+    def unpack(outcome: Any) -> Any:
+        if outcome.seq == 1:
+            raise ImportError("no class")
+        return outcome.batch
+
+    stage = Stage(Moving(Plain(torch.device("cpu")), 3), 3, unpack, lambda seq: seq)
+    queue = queue_of(torch.zeros(1), torch.ones(1), torch.ones(2))
+    stage.advance(queue)
+    assert stage.take(queue.popleft()).shape == (1,)
+    with pytest.raises(ImportError, match="no class"):
+        stage.take(queue.popleft())
+    assert stage.take(queue.popleft()).shape == (2,)
+
+
 def test_an_object_pins_itself_where_something_in_it_is_not_pinned():
     sim = simulated()
     way = Moving(sim, 1)
@@ -351,9 +366,7 @@ async def test_a_device_that_is_behind_is_not_a_worker_that_is_late():
     """`timeout` is for batches that do not come; these have come, and wait for room."""
     sim = simulated()
     steps = Steps(sim, 0.3)  # this device is asked six hundred times, one or two every millisecond
-    async with aloader.DataLoader(
-        AsyncStamped(12, 16), SIZE, device=sim, device_prefetch=1, timeout=0.3
-    ) as loader:
+    async with aloader.DataLoader(AsyncStamped(12, 16), SIZE, device=sim, device_prefetch=1, timeout=0.3) as loader:
         async for batch in loader:
             steps.step(batch)
     assert steps.seen() == batches_of(12)
