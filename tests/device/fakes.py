@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,6 +37,7 @@ class FakeCudart:
         self.hidden = hidden
         self.registered: dict[int, tuple[int, int]] = {}
         self.pending = 0
+        self.called: Callable[[], None] = lambda: None
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> Answer:
         code = self.refuses or (712 if address in self.registered else 0)
@@ -51,6 +52,7 @@ class FakeCudart:
         return TEXTS[int(answer)]
 
     def _answer(self, code: int) -> Answer:
+        self.called()
         self.pending = code or self.pending
         return Answer(code)
 
@@ -68,6 +70,33 @@ class FakeCudart:
             raise RuntimeError(f"CUDA error: {TEXTS[code]}")
 
 
+class FakeEvent:
+    """Notes what it is asked to do."""
+
+    def __init__(self, blocking: bool) -> None:
+        self.blocking = blocking
+        self.did: list[Any] = []
+
+    def record(self, stream: Any = None) -> None:
+        self.did.append(("record", stream))
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        self.did.append("synchronize")
+
+
+class FakeStream:
+    """The same."""
+
+    def __init__(self) -> None:
+        self.waits_for: list[FakeEvent] = []
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.waits_for.append(event)
+
+
 class FakeCuda:
     """`torch.cuda` with so many devices. `contexts`: on which of them something has happened."""
 
@@ -78,6 +107,7 @@ class FakeCuda:
         self.now = 0
         self.initialised = 0
         self.contexts: set[int] = set()
+        self.calls.called = lambda: self.contexts.add(self.now)
 
     def is_available(self) -> bool:
         return self.count > 0
@@ -99,6 +129,18 @@ class FakeCuda:
     def Stream(self, device: Any) -> Any:
         self.contexts |= {self.now, device.index}
         return object()
+
+    def current_stream(self, device: Any = None) -> Any:
+        return "current", self.now if device is None else device.index
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        """Going back to the stream of another device is what makes a context there."""
+        self.contexts.add(self.now)
+        yield
+
+    def Event(self, blocking: bool = False) -> FakeEvent:
+        return FakeEvent(blocking)
 
     def cudart(self) -> FakeCudart:
         self.contexts.add(self.now)

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from aloader.device import cuda as module_of_cuda
 from aloader.device.accelerators import LockRefusedError, is_accelerator
 from aloader.device.cuda import Cuda
 from aloader.device.runtime import Runtime, last_errors, loaded, wake
-from tests.device.fakes import FakeCuda, FakeCudart
+from tests.device.fakes import FakeCuda, FakeCudart, FakeStream
 
 PAGE = mmap.PAGESIZE
 
@@ -68,8 +69,48 @@ def test_opening_makes_one_stream_on_its_own_device_alone():
     accelerator.open()
     assert accelerator.side is side is not None
     accelerator.lock(PAGE, PAGE)
+    accelerator.unlock(PAGE)
     assert accelerator.module.contexts == {1}
     assert accelerator.module.now == 0
+
+
+def test_streams_and_events_are_its_own_devices_and_only_who_joins_waits():
+    accelerator, stream = cuda(1, count=2), FakeStream()
+    accelerator.open()
+    assert accelerator.current() == ("current", 1)
+    with accelerator.on(stream):
+        assert accelerator.module.now == 1
+    assert accelerator.module.contexts == {1}
+    event = accelerator.record(stream)
+    assert event.blocking, "who joins it would spin"
+    accelerator.wait(stream, event)
+    assert stream.waits_for == [event]
+    assert not accelerator.passed(event)
+    assert event.did == [("record", stream)]
+    accelerator.join(event)
+    assert event.did[1:] == ["synchronize"]
+
+
+def test_a_copy_stops_where_what_was_locked_by_itself_ends(monkeypatch):
+    accelerator, borders = cuda(), []
+    accelerator.device = torch.device("meta")  # a copy to it is none, on any machine
+    monkeypatch.setattr(module_of_cuda, "copy_in_pieces", lambda made, tensor, found: borders.append(found))
+    tensor = torch.zeros(3 * PAGE, dtype=torch.uint8)
+    for at in (0, PAGE, 2 * PAGE):
+        accelerator.lock(tensor.data_ptr() + at, PAGE)
+    accelerator.copy(tensor)
+    accelerator.unlock(tensor.data_ptr())
+    accelerator.copy(tensor)
+    assert borders == [[PAGE, 2 * PAGE], [2 * PAGE]]
+
+
+@pytest.mark.parametrize("wants", [False, True])
+def test_a_copy_requires_grad_as_its_source_does_and_does_not_belong_to_its_graph(wants):
+    accelerator = cuda()
+    accelerator.device = torch.device("meta")
+    made = accelerator.copy(torch.ones(2, requires_grad=wants))
+    assert made.is_leaf
+    assert made.requires_grad is wants
 
 
 def test_it_needs_an_index_for_it_never_chooses_one():
@@ -94,6 +135,26 @@ def test_what_cannot_be_pinned_is_not_to_be_pinned():
     assert accelerator.is_pinned(torch.ones(1).as_subclass(Unsure))
     assert not accelerator.is_pinned(torch.ones(1))
     assert not accelerator.is_pinned(torch.eye(2).to_sparse())
+
+
+class Moves(torch.Tensor):
+    """A subclass that notes how it is moved."""
+
+    said: list[Any]
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.to:
+            cls.said.append((*args[1:], kwargs))
+            return args[0]
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_what_copies_itself_is_not_waited_for():
+    accelerator, Moves.said = cuda(), []
+    tensor = torch.ones(1).as_subclass(Moves)
+    assert accelerator.copy(tensor) is tensor
+    assert Moves.said == [(torch.device("cuda:0"), {"non_blocking": True})]
 
 
 # -- page-locking -----------------------------------------------------------------------------------------------------

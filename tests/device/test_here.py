@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from typing import Any
 
 import pytest
+import torch
 
 from aloader import DataLoader, options
 from aloader.testing import SimulatedAccelerator
@@ -91,4 +93,50 @@ async def test_who_waits_for_room_asks_by_the_clock(kind):
     assert sim.asked > 100
     assert sim.asked < 3 * seconds / options.DEVICE_POLL + 50, "the loop has spun"
     assert steps.seen() == batches_of(4 * SIZE)
+    sim.check()
+
+
+@KINDS
+def test_a_batch_is_made_ready_in_the_thread_of_whoever_takes_it_and_for_its_stream(kind):
+    """Also where the samples come from a loop in another thread."""
+    sim, threads = Watched(), []
+    sim.open()
+
+    def transform(batch: Any) -> Any:
+        threads.append(threading.get_ident())
+        return batch
+
+    steps = Steps(sim)
+    with (
+        sim.on(sim.new_stream("mine")),
+        DataLoader(kind(3 * SIZE, ROW), SIZE, device=sim, device_transform=transform) as loader,
+    ):
+        for batch in loader:
+            steps.step(batch)
+            del batch
+    assert threads == [threading.get_ident()] * 3
+    assert steps.seen() == batches_of(3 * SIZE)
+    sim.check()
+
+
+@KINDS
+def test_host_memory_is_let_go_as_soon_as_the_device_has_copied_it(kind):
+    """And not at the end of the epoch."""
+
+    class Counted(Watched):
+        pinned: list[weakref.ref[torch.Tensor]] = []
+
+        def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+            made = super().pin(tensor)
+            self.pinned.append(weakref.ref(made))
+            return made
+
+    sim, most = Counted(), 0
+    with DataLoader(kind(12 * SIZE, ROW), SIZE, device=sim, device_prefetch=1) as loader:
+        for batch in loader:
+            del batch
+            sim.synchronize()
+            most = max(most, sum(tensor() is not None for tensor in sim.pinned))
+    assert len(sim.pinned) == 24, "rows and labels"
+    assert most <= 2 * 3
     sim.check()

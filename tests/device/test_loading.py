@@ -315,6 +315,35 @@ def test_the_draws_of_a_transform_are_the_same_for_any_number_of_workers(seed):
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("kind", [Stamped, AsyncStamped])
+async def test_and_so_it_is_when_an_epoch_goes_on_in_which_some_have_overtaken_others(kind):
+    """A batch's place is not how many the program has had before it."""
+
+    class Gated(AsyncStamped):
+        gate = asyncio.Event()
+
+        async def __getitem__(self, index):
+            if index < SIZE:
+                await self.gate.wait()
+            return Stamped.__getitem__(self, index)
+
+    def noisy(batch):
+        return int(batch[1][0]) // SIZE, torch.rand(2).tolist()
+
+    def loader_of(data, **more):
+        return aloader.DataLoader(data, SIZE, seed=1, device="cpu", device_transform=noisy, **more)
+
+    with loader_of(kind(20, 16)) as loader:
+        whole = list(loader)
+    async with loader_of(Gated(20, 16), in_order=False) as loader:
+        assert await anext(aiter(loader)) == whole[1]
+        state = loader.state_dict()
+    with loader_of(kind(20, 16)) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == [whole[0], *whole[2:]]
+
+
+@pytest.mark.asyncio
 async def test_batches_are_ordinary_tensors_in_the_middle_of_an_evaluation(sim):
     with torch.inference_mode():
         loader = aloader.DataLoader(Stamped(8), SIZE, device="cpu", device_transform=lambda batch: batch[0] + 1)

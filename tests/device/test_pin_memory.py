@@ -12,6 +12,7 @@ A hundred batches are enough for what is wrong each time. For what is wrong now 
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from aloader.channel.leaves import LEASE
 from aloader.device import pinning
 from tests.device.cards import CARDS, card_of
 from tests.device.kit import SIZE, AsyncStamped, Stamped, Steps, batches_of, number_of_batches, simulated
+from tests.device.locker import PATIENCE
 
 BATCHES = number_of_batches(120)
 
@@ -69,6 +71,13 @@ def with_a_prefetcher(sim, steps, loader):
             sim.record_stream(tensor, sim.current())
         before = following
     steps.step(before)
+
+
+def settle():
+    """Until what has been mapped is page-locked: an epoch may be over before."""
+    for thread in threading.enumerate():
+        if thread.name == "aloader-lock":
+            thread.join(PATIENCE)
 
 
 PROGRAMS = [on_the_current_stream, on_a_side_stream, with_a_prefetcher]
@@ -134,6 +143,7 @@ def test_true_is_a_copy_also_where_workers_have_been_kept_whose_memory_is_page_l
     with aloader.DataLoader(Stamped(40), SIZE, num_workers=1, pin_memory="arena", persistent_workers=True) as loader:
         for _ in loader:
             pass
+        settle()
         assert sim.locked
         loader.pin_memory = True
         found = [(hasattr(x.untyped_storage(), LEASE), labels.tolist()) for x, labels in loader]
@@ -166,6 +176,7 @@ def test_a_batch_that_pins_itself_is_a_copy_there_too(sim, monkeypatch):
     ) as loader:
         for _ in loader:
             pass
+        settle()
         assert sim.locked
         loader.pin_memory = True
         found = []

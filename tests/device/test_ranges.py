@@ -56,17 +56,39 @@ def test_pieces_are_the_whole(tensor, borders):
     assert torch.equal(target, tensor)
 
 
+class Watched(torch.Tensor):
+    """Notes from where it is copied into, and whether that is waited for."""
+
+    copies: list[tuple[int, int, bool]]
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.copy_:
+            begin, non_blocking = args[1].data_ptr(), (kwargs or {}).get("non_blocking", False)
+            cls.copies.append((begin, begin + args[1].nbytes, non_blocking))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def watched(source: torch.Tensor, borders: list[int]) -> list[tuple[int, int, bool]]:
+    """The copies: where they begin and end, and whether the CPU goes on."""
+
+    class Fresh(Watched):
+        copies = []
+
+    copy_in_pieces(torch.empty_like(source).as_subclass(Fresh), source, borders)
+    return Fresh.copies
+
+
 def test_no_piece_lies_on_both_sides_of_a_border():
-    ends: list[tuple[int, int]] = []
-
-    class Watched(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, func, types, args=(), kwargs=None):
-            if func is torch.Tensor.copy_:
-                ends.append((args[1].data_ptr(), args[1].data_ptr() + args[1].nbytes))
-            return super().__torch_function__(func, types, args, kwargs or {})
-
     source = torch.arange(100, dtype=torch.int32)
-    copy_in_pieces(torch.empty_like(source).as_subclass(Watched), source, borders_of(source, 128, 128, 128, 128))
+    ends = watched(source, borders_of(source, 128, 128, 128, 128))
     first = source.data_ptr()
-    assert [(low - first, high - first) for low, high in ends] == [(0, 128), (128, 256), (256, 384), (384, 400)]
+    assert [(low - first, high - first) for low, high, _ in ends] == [(0, 128), (128, 256), (256, 384), (384, 400)]
+
+
+@pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
+@pytest.mark.parametrize("borders", [[], [8, 40]], ids=["whole", "pieces"])
+def test_nobody_waits_for_a_piece(tensor, borders):
+    copies = watched(tensor, borders)
+    assert copies
+    assert all(non_blocking for _, _, non_blocking in copies)

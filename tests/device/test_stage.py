@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import weakref
 from collections import deque
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 import aloader
+from aloader import options
 from aloader.device.moving import Moving
 from aloader.device.plain import Plain
 from aloader.device.stage import Stage
@@ -102,6 +105,25 @@ def test_a_device_that_has_failed_does_not_keep_a_loader_from_closing():
     wait_for_threads()  # its errors would be this test's: an unhandled one of a thread is a warning
 
 
+def test_nor_does_one_that_fails_while_its_last_copies_are_waited_for():
+    sim = SimulatedAccelerator(h2d=1e6)
+    stage = stage_of(sim)
+    sources = [sim.pin(torch.ones(1000)) for _ in range(2)]
+    kept = [weakref.ref(source.untyped_storage()) for source in sources]
+
+    def fail(event: Any) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    sim.join = fail  # type: ignore[method-assign]
+    queue = queue_of(*sources)
+    del sources
+    stage.advance(queue)
+    queue.clear()
+    stage.close()
+    wait_for_threads()  # as above
+    assert [source() for source in kept] == [None, None]
+
+
 def test_an_event_that_cannot_be_asked_is_not_counted():
     """One that was recorded in a capture, say: the next batch is begun, or fails, by itself."""
     sim = Failing()
@@ -132,6 +154,121 @@ def test_an_error_that_is_kept_does_not_keep_the_batches_behind_it():
     assert gone() is None, kept
 
 
+class Ending:
+    """What pins it runs into an end."""
+
+    def __init__(self, end: type[BaseException], nbytes: int = 1) -> None:
+        self.end = end
+        self.x = torch.ones(nbytes, dtype=torch.uint8)
+
+    def pin_memory(self) -> Any:
+        raise self.end
+
+    def to(self, device: torch.device) -> Any:
+        return self
+
+
+ENDS = pytest.mark.parametrize("end", [StopIteration, StopAsyncIteration, asyncio.CancelledError])
+
+
+@ENDS
+@pytest.mark.parametrize("nbytes", [1, options.PIN_AT_ONCE_BYTES + 1], ids=["at once", "by the helper"])
+def test_an_end_in_what_pins_a_batch_is_an_error_in_its_place(end, nbytes):
+    stage = stage_of(simulated())
+    queue = queue_of(Ending(end, nbytes), torch.ones(3))
+    stage.settle(queue)
+    with pytest.raises(RuntimeError, match=f"{end.__name__} was raised while a batch was moved"):
+        stage.take(queue.popleft())
+    stage.settle(queue)
+    assert stage.take(queue.popleft()).shape == (3,)
+    stage.close()
+
+
+@ENDS
+@pytest.mark.parametrize("pinning", [True, False])
+def test_and_so_it_is_without_workers(end, pinning):
+    def transform(batch: Any) -> Any:
+        if isinstance(batch, int):
+            raise end
+        return batch
+
+    data: list[Any] = [Ending(end) if pinning else 0, torch.ones(3)]
+    with aloader.DataLoader(data, batch_size=None, device=simulated(), device_transform=transform) as loader:
+        batches = iter(loader)
+        with pytest.raises(RuntimeError, match=f"{end.__name__} was raised while a batch was moved"):
+            next(batches)
+        assert next(batches).shape == (3,)
+
+
+def test_what_cannot_be_unpacked_is_an_error_in_its_place():
+    def unpack(outcome: Any) -> Any:
+        if outcome.seq == 1:
+            raise ImportError("no class")
+        return outcome.batch
+
+    stage = Stage(Moving(Plain(torch.device("cpu")), 3), 3, unpack, lambda seq: seq)
+    queue = queue_of(torch.zeros(1), torch.ones(1), torch.ones(2))
+    stage.advance(queue)
+    assert stage.take(queue.popleft()).shape == (1,)
+    with pytest.raises(ImportError, match="no class"):
+        stage.take(queue.popleft())
+    assert stage.take(queue.popleft()).shape == (2,)
+
+
+def test_an_object_pins_itself_where_something_in_it_is_not_pinned():
+    sim = simulated()
+    way = Moving(sim, 1)
+    way.open()
+    asked = []
+
+    class Box:
+        def __init__(self, *tensors: torch.Tensor) -> None:
+            self.tensors = tensors
+
+        def pin_memory(self) -> Box:
+            asked.append(self)
+            return Box(*map(sim.pin, self.tensors))
+
+        def to(self, device: torch.device) -> Box:
+            return self
+
+    pinned, partly = Box(sim.pin(torch.ones(1))), Box(sim.pin(torch.ones(1)), torch.ones(1))
+    assert way.host(pinned) is pinned
+    made = way.host(partly)
+    assert asked == [partly]
+    assert all(map(sim.is_pinned, made.tensors))
+
+
+def test_an_object_moves_itself_and_is_not_waited_for_where_it_can_be_told():
+    said: list[Any] = []
+
+    class Plainly:
+        def to(self, device: torch.device) -> None:
+            said.append((device, None))
+
+    class Told:
+        def to(self, device: torch.device, non_blocking: bool = False) -> None:
+            said.append((device, non_blocking))
+
+    class Anything:
+        def to(self, *where: torch.device, **how: bool) -> None:
+            said.append((*where, how["non_blocking"]))
+
+    sim = simulated()
+    way = Moving(sim, 1)
+    way.open()
+    way.begin([Plainly(), Told(), Anything()], 0)
+    assert said == [(sim.device, None), (sim.device, True), (sim.device, True)]
+
+
+def test_the_bytes_of_all_copies_are_counted():
+    way = Moving(simulated(), 1)
+    way.open()
+    for _ in range(2):
+        way.give(way.begin([torch.ones(10), torch.ones(5, dtype=torch.uint8)], 0))
+    assert way.copied_bytes == 90
+
+
 def test_batches_are_ordinary_tensors_whatever_mode_they_are_unpacked_in():
     """Another task of the loop, in the middle of an evaluation, is none of a training's business."""
     way = Moving(Plain(torch.device("cpu")), 1)
@@ -140,6 +277,24 @@ def test_batches_are_ordinary_tensors_whatever_mode_they_are_unpacked_in():
     with torch.inference_mode():
         stage.advance(queue)
     assert not stage.take(queue.popleft()).is_inference()
+
+
+MODES = {
+    "none": contextlib.nullcontext,
+    "inference mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_a_transform_runs_without_the_modes_that_the_program_is_in_and_without_grad(mode):
+    weight = torch.ones(2, 2, requires_grad=True)
+    way = Moving(Plain(torch.device("cpu")), 1, lambda batch: batch @ weight)
+    with mode():
+        batch = way.give(way.begin(torch.ones(2, 2), 0))
+    assert batch.dtype is torch.float32
+    assert not batch.requires_grad
+    assert not batch.is_inference()
 
 
 def test_whoever_asks_for_the_next_batch_in_a_transform_is_told_that_it_is_not_there():
@@ -170,7 +325,18 @@ def test_what_a_transform_refers_to_is_there_before_it_begins():
     sim.check()
 
 
-def test_what_a_dataset_has_made_on_the_device_is_there_before_the_transform_begins():
+class Boxed:
+    """Moves itself, and is there already. It looks like no container, and its tensors are its own business."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device) -> Boxed:
+        return self
+
+
+@pytest.mark.parametrize("boxed", [False, True])
+def test_what_a_dataset_has_made_on_the_device_is_there_before_the_transform_begins(boxed):
     sim = simulated()
     sim.open()
     source = torch.full((16,), 3.0)
@@ -179,12 +345,14 @@ def test_what_a_dataset_has_made_on_the_device_is_there_before_the_transform_beg
         def __len__(self) -> int:
             return 3
 
-        def __getitem__(self, index: int) -> torch.Tensor:
-            return sim.apply(torch.clone, source, seconds=0.1)
+        def __getitem__(self, index: int) -> Any:
+            made = sim.apply(torch.clone, source, seconds=0.1)
+            return Boxed(made) if boxed else made
 
-    with aloader.DataLoader(
-        OnTheDevice(), batch_size=None, device=sim, device_transform=lambda batch: sim.apply(torch.neg, batch)
-    ) as loader:
+    def transform(batch: Any) -> Any:
+        return sim.apply(torch.neg, batch.x if boxed else batch)
+
+    with aloader.DataLoader(OnTheDevice(), batch_size=None, device=sim, device_transform=transform) as loader:
         assert [float(sim.read(batch)[0]) for batch in loader] == [-3.0, -3.0, -3.0]
     sim.check()
 
@@ -193,16 +361,15 @@ def test_what_a_dataset_has_made_on_the_device_is_there_before_the_transform_beg
 
 
 @pytest.mark.asyncio
+@pytest.mark.slow
 async def test_a_device_that_is_behind_is_not_a_worker_that_is_late():
     """`timeout` is for batches that do not come; these have come, and wait for room."""
     sim = simulated()
-    steps = Steps(sim, 0.15)
-    async with aloader.DataLoader(
-        AsyncStamped(24, 16), SIZE, device=sim, device_prefetch=1, timeout=0.05
-    ) as loader:
+    steps = Steps(sim, 0.3)  # this device is asked six hundred times, one or two every millisecond
+    async with aloader.DataLoader(AsyncStamped(12, 16), SIZE, device=sim, device_prefetch=1, timeout=0.3) as loader:
         async for batch in loader:
             steps.step(batch)
-    assert steps.seen() == batches_of(24)
+    assert steps.seen() == batches_of(12)
     sim.check()
 
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -263,3 +264,56 @@ def test_what_had_no_room_is_begun_by_the_clock_when_the_device_has_come_so_far(
         line.sim.check()
 
     simulate(main)
+
+
+# -- the loop that it runs on -----------------------------------------------------------------------------------------
+
+
+def gauge_on(loop: asyncio.AbstractEventLoop, *args: Any) -> Gauge:
+    async def made() -> Gauge:
+        return Gauge(*args)
+
+    return loop.run_until_complete(made())
+
+
+def test_who_was_interrupted_in_a_callback_goes_on_when_the_loop_runs_again():
+    loop, line, interrupts = asyncio.new_event_loop(), Line(ahead=1), [KeyboardInterrupt()]
+
+    def guarded(callback: Callable[[], None]) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        callback()
+
+    with contextlib.closing(loop):
+        gauge = gauge_on(loop, line, guarded)
+        line.arrive(1)
+        line.stage.stir()  # type: ignore[misc]
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_forever()
+        assert gauge.at == []
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        assert line.stage.ready(line.queue[0])
+        line.stage.close()
+
+
+def test_a_loop_that_has_been_closed_is_left_alone():
+    loop, line = asyncio.new_event_loop(), Line(ahead=1)
+    gauge = gauge_on(loop, line)
+    loop.close()
+    for told in (line.stage.stir, line.stage.arm, line.stage.wake):
+        told()  # type: ignore[misc]
+    assert gauge.at == []
+
+
+def test_a_pump_keeps_no_epoch():
+    loop, line = asyncio.new_event_loop(), Line(ahead=1)
+    with contextlib.closing(loop):
+        gauge = gauge_on(loop, line)
+        line.stage.stir()  # type: ignore[misc]
+        dead = weakref.ref(gauge)
+        del gauge
+        assert dead() is None
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+    line.stage.close()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from aloader.channel.link import Link, pair
 from aloader.channel.messages import Granted, Message, Ticket
 from aloader.channel.roles import Who
 from aloader.channel.status import Doing, StatusPage
+from aloader.device.moving import Moving
 from aloader.engine import DispatcherConfig
 from aloader.errors import LoaderClosed, WorkerLost, WorkerWarning
 from aloader.pool.epoch import Epoch
@@ -19,6 +22,7 @@ from aloader.pool.oom import OomWatch
 from aloader.pool.starter import Exit
 from aloader.pool.workers import Worker
 from aloader.sampling.source import SamplerSource
+from aloader.testing import SimulatedAccelerator
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -77,10 +81,12 @@ def staff() -> Iterator[Staff]:
         one.close()
 
 
-def opened(staff: Staff, tickets: Any, finish: Any = None, limit: int = 1 << 30, restarts: int = 3) -> Epoch:
+def opened(
+    staff: Staff, tickets: Any, finish: Any = None, limit: int = 1 << 30, restarts: int = 3, way: Any = None
+) -> Epoch:
     """An epoch of these, with both workers ready."""
     config = DispatcherConfig(slots=2, credit=2, window=8, narrow_window=4, memory_limit=limit, max_restarts=restarts)
-    epoch = Epoch(staff, 5, SamplerSource(iter(tickets)), config, finish)  # type: ignore[arg-type]
+    epoch = Epoch(staff, 5, SamplerSource(iter(tickets)), config, finish, way=way)  # type: ignore[arg-type]
     epoch.open()
     epoch.staff()
     for slot in range(2):
@@ -257,6 +263,19 @@ def test_closing_wakes_whoever_would_take(staff):
     with pytest.raises(LoaderClosed):
         epoch.take()
     epoch.close()
+
+
+def test_closing_has_a_thread_wait_for_the_device(staff):
+    """What it still copies from must not be anybody else's meanwhile."""
+    sim = SimulatedAccelerator(h2d=1e6)
+    sim.open()
+    epoch = opened(staff, [[0]], way=(Moving(sim, 1), 1, False))
+    arrive(epoch, staff, 0, 0, sim.pin(torch.ones(1000)))
+    epoch.advance()
+    joined, join = threading.Event(), sim.join
+    sim.join = lambda event: (join(event), joined.set())  # type: ignore[method-assign, assignment]
+    epoch.close()
+    assert joined.wait(5)
 
 
 def test_who_is_late_is_told_with_the_sample(staff):
