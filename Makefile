@@ -58,6 +58,7 @@ chaos: $(STAMP)
 
 lint: $(STAMP)
 	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check -q .
 	@$(PY) -m mypy
 
 bench: $(STAMP)

@@ -88,9 +88,7 @@ def test_what_is_on_a_web_server_is_what_a_manifest_says_that_was_made_elsewhere
         (["--manifest", "{data}/notes.txt"], "notes.txt' is no manifest, or damaged"),
     ],
 )
-def test_an_error_is_one_sentence(
-    data: Path, capsys: pytest.CaptureFixture[str], more: list[str], says: str
-) -> None:
+def test_an_error_is_one_sentence(data: Path, capsys: pytest.CaptureFixture[str], more: list[str], says: str) -> None:
     assert main(["warm", str(data), *(each.replace("{data}", str(data)) for each in more)]) == 1
     out, err = capsys.readouterr()
     assert out == ""

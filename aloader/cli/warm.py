@@ -32,6 +32,7 @@ FAILURES: Final = 10
 #: Seconds between two lines of progress.
 TICK: Final = 0.5
 
+
 def warm(options: argparse.Namespace) -> int:
     """List, read, and say what has been read."""
     store = open_store(options.url, verify=options.verify)
@@ -120,9 +121,7 @@ class Budget:
             self._freed.notify_all()
 
 
-async def _read(
-    store: Store, objects: list[tuple[str, int]], options: argparse.Namespace, progress: Progress
-) -> bool:
+async def _read(store: Store, objects: list[tuple[str, int]], options: argparse.Namespace, progress: Progress) -> bool:
     """Whether all of it is where it belongs."""
     async with store:
         shown = asyncio.create_task(progress.run())

@@ -91,10 +91,15 @@ DECODERS: Final[Mapping[str, Decode | None]] = MappingProxyType({
 
 _AT_ONCE: Final[Mapping[Any, int]] = MappingProxyType({text: 16 * KIB, from_json: 2 * KIB, npy: 128 * KIB})
 
-_NEEDS: Final[Mapping[Any, tuple[str, str]]] = MappingProxyType({
-    rgb: ("PIL", 'decoding images needs Pillow: pip install "aloader[images]", or pass decode='),
-    rgb_tensor: ("torchvision", "decode='image:torch' needs torchvision: pip install torchvision, or decode='image'"),
-})
+_NEEDS: Final[Mapping[Any, tuple[str, str]]] = MappingProxyType(
+    {
+        rgb: ("PIL", 'decoding images needs Pillow: pip install "aloader[images]", or pass decode='),
+        rgb_tensor: (
+            "torchvision",
+            "decode='image:torch' needs torchvision: pip install torchvision, or decode='image'",
+        ),
+    }
+)
 
 
 def decoder(decode: str | Decode | None, name: str = "decode") -> Decode | None:

@@ -33,8 +33,7 @@ def warn(pin_memory_device: str, stacklevel: int) -> None:
         )
     if kind == "mps":
         warnings.warn(
-            "'pin_memory' argument is set as true but not supported on MPS now, "
-            "device pinned memory won't be used.",
+            "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used.",
             stacklevel=stacklevel,
         )
 

@@ -101,9 +101,7 @@ class _Change:
 
     def _mapping(self, data: Any) -> Any:
         changed = {
-            key: made
-            for key, value in data.items()
-            if type(value) not in _ATOMS and (made := self(value)) is not value
+            key: made for key, value in data.items() if type(value) not in _ATOMS and (made := self(value)) is not value
         }
         if not changed:
             return data

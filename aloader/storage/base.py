@@ -210,7 +210,6 @@ class BaseStore(ABC):
             yield more.data
 
 
-
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """All at once; the first failure is raised as it is, when all the others have ended."""
     try:

@@ -214,9 +214,7 @@ class LocalStore(BaseStore):
 
     def _read(self, request: Request) -> files.Part:
         key, start, stop, version, most = request
-        found = self._try(
-            "read", key, partial(files.read, self._path(key), start, stop, version, most, self.readahead)
-        )
+        found = self._try("read", key, partial(files.read, self._path(key), start, stop, version, most, self.readahead))
         if start >= found.size > 0:
             raise self._behind(key, found.size, start)
         return found

@@ -83,7 +83,7 @@ def _check(retry: Any, limit: Any, verify: Any) -> None:
     if not (limit is None or (isinstance(limit, int) and (limit >= 1 or limit is False))):
         raise ValueError(
             f"limit= is a number of requests in flight, at least 1, or False for any: got {limit!r}. "
-            "(How large a cache may be is an argument of Cached: Cached(open_store(…), folder, limit=\"500GiB\"))"
+            '(How large a cache may be is an argument of Cached: Cached(open_store(…), folder, limit="500GiB"))'
         )
     if not (verify is None or verify in CHECKS):
         raise ValueError(f"verify= is one of {', '.join(map(repr, CHECKS))}: got {verify!r}")

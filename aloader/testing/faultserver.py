@@ -74,7 +74,7 @@ class FaultServer:
 
     @property
     def endpoint_url(self) -> str:
-        """"" while it does not run."""
+        """Empty while it does not run."""
         return f"http://127.0.0.1:{self._port}" if self._port else ""
 
     @property

@@ -248,9 +248,7 @@ def _list(asked: Asked, objects: Objects) -> Answer:
     return Answer(200, XML_TYPE, f"{XML}{text}".encode())
 
 
-def page(
-    keys: Sequence[str], prefix: str, delimiter: str, behind: str, most: int
-) -> tuple[list[str], list[str], str]:
+def page(keys: Sequence[str], prefix: str, delimiter: str, behind: str, most: int) -> tuple[list[str], list[str], str]:
     """The next `most` keys and folders behind a key or a folder; and the last of them, if there are more."""
     found: list[str] = []
     folders: list[str] = []

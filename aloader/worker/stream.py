@@ -190,9 +190,7 @@ class Stream:
             _forget(seeding)
         return await self._ticket_async(count, note, seeding, losses)
 
-    async def _ticket_async(
-        self, count: int | None, note: Note, seeding: Seeding | None, losses: Losses | None
-    ) -> Any:
+    async def _ticket_async(self, count: int | None, note: Note, seeding: Seeding | None, losses: Losses | None) -> Any:
         samples: list[Any] = []
         wanted = 1 if count is None else count
         while len(samples) < wanted and not self._ended:

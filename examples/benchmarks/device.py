@@ -248,7 +248,11 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         for contender in contenders.values():
             contender.step = step
         flows = harness.rounds(
-            contenders, given.rounds, given.seconds, WARM_UP, lambda text: harness.say(f"{case}: {text}")  # noqa: B023
+            contenders,
+            given.rounds,
+            given.seconds,
+            WARM_UP,
+            lambda text: harness.say(f"{case}: {text}"),  # noqa: B023
         )
         harness.quiet()
         print(f"\n{case}: {milliseconds:.0f} ms of computing for each batch of {given.batch} images")

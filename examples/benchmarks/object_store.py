@@ -164,9 +164,7 @@ def measure(cell: Cell, options: argparse.Namespace) -> dict[str, dict[str, Any]
         os.environ.update(server.environment())
         inner = contenders(cell, server, objects, options.contender)
         measured = {name: Measured(name, each, cell, server) for name, each in inner.items()}
-        harness.rounds(
-            dict(measured), options.rounds, options.seconds, 0, lambda text: harness.say(f"{cell}: {text}")
-        )
+        harness.rounds(dict(measured), options.rounds, options.seconds, 0, lambda text: harness.say(f"{cell}: {text}"))
     harness.quiet()
     return {name: summary(each) for name, each in measured.items()}
 

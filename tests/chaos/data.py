@@ -215,5 +215,3 @@ def rows(batch: Any) -> list[tuple[Any, ...]]:
         columns = [field.numpy() if i == Field.DATA else field.tolist() for i, field in enumerate(batch)]
         return list(zip(*columns, strict=True))
     return [(*sample[:1], np.asarray(sample[1]), *sample[2:]) for sample in batch]
-
-

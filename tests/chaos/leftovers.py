@@ -56,7 +56,6 @@ def alive(pid: int) -> bool:
         return False
 
 
-
 class Inventory:
     """Takes stock of this process. `temp` is where temporary files go; `excluded` are children that are not counted."""
 
@@ -76,9 +75,7 @@ class Inventory:
         found.update(f"file /dev/shm/{name}" for name in os.listdir("/dev/shm") if not name.startswith(OTHERS))
         return found
 
-    def left(
-        self, before: Counter[str], nudge: Callable[[], object] = lambda: None, grace: float = GRACE
-    ) -> list[str]:
+    def left(self, before: Counter[str], nudge: Callable[[], object] = lambda: None, grace: float = GRACE) -> list[str]:
         """What there is more than before, when it has had time to go."""
         deadline = time.monotonic() + grace
         while (more := _more(before, self.take())) and time.monotonic() < deadline:

@@ -267,5 +267,3 @@ def _hang(scenario: Scenario, watch: Watch) -> None:
     sys.stderr.flush()
     end_all(os.getpid())
     os._exit(3)
-
-

@@ -242,7 +242,6 @@ async def _run_async(loader):
 CLOSED = 10 * options.CLOSE_GRACE
 
 
-
 class Entering(AsyncNumbers):
     """Opening or closing it goes wrong."""
 

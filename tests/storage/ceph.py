@@ -171,9 +171,7 @@ class CephServer:
 
 
 def _do(*command: str, given: str = "") -> str:
-    done: Any = subprocess.run(
-        command, input=given, capture_output=True, text=True, check=False, timeout=STEP_DEADLINE
-    )
+    done: Any = subprocess.run(command, input=given, capture_output=True, text=True, check=False, timeout=STEP_DEADLINE)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command[:1])} failed: {done.stderr[-500:]}")
     return str(done.stdout)

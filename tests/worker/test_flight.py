@@ -25,9 +25,7 @@ class Work:
         self.running = self.most = 0
         self.begun: list[object] = []
 
-    def one(
-        self, name: object, seconds: float = 1.0, error: Exception | None = None
-    ) -> Coroutine[Any, Any, object]:
+    def one(self, name: object, seconds: float = 1.0, error: Exception | None = None) -> Coroutine[Any, Any, object]:
         self.begun.append(name)
         return self._one(name, seconds, error)
 

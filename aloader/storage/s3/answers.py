@@ -64,9 +64,7 @@ def read(reply: Reply, request: Request, asked: Asked) -> Response | None:
 
 def is_moved(reply: Reply) -> bool:
     """Whether the bucket is elsewhere, and stays there: a redirect, or a signature for a wrong region."""
-    return reply.status in (301, 308) or (
-        reply.status == 400 and said_by(reply).code == "AuthorizationHeaderMalformed"
-    )
+    return reply.status in (301, 308) or (reply.status == 400 and said_by(reply).code == "AuthorizationHeaderMalformed")
 
 
 def said_by(reply: Reply) -> Said:

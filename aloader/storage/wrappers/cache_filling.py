@@ -227,9 +227,7 @@ class Filling:
         self._tasks.add(self._hinted)
         self._hinted.add_done_callback(self._tasks.discard)
 
-    async def _prepare_for(
-        self, keys: list[str], at_once: int, get: Callable[[Request], Awaitable[Response]]
-    ) -> None:
+    async def _prepare_for(self, keys: list[str], at_once: int, get: Callable[[Request], Awaitable[Response]]) -> None:
         await self._writes.call(self.folder.touch, keys)
         rest = iter(keys)
         async with asyncio.TaskGroup() as group:

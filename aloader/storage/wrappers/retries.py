@@ -248,4 +248,3 @@ class Assembly:
                 self.request.key,
             )
         return answer._replace(data=b"".join([*self._pieces, answer.data]))
-

@@ -118,9 +118,7 @@ class Retrying(StatefulWrapper[_Counts]):
     async def size(self, key: str) -> int:
         return await self._persist(self.here, key, lambda: self.store.size(key), Assembly(Request(key)))
 
-    async def _persist(
-        self, counts: _Counts, key: str, attempt: Callable[[], Awaitable[T]], assembly: Assembly
-    ) -> T:
+    async def _persist(self, counts: _Counts, key: str, attempt: Callable[[], Awaitable[T]], assembly: Assembly) -> T:
         """Attempts until one succeeds or there is not to be another."""
         counts.requests += 1
         clock = _Clock(self.policy.deadline, counts.deadlines)

@@ -65,9 +65,7 @@ def _object(body: bytes, request: bytes) -> bytes:
 
 def store_at(server: Scripted, **options: Any) -> S3Store:
     """A store there."""
-    return S3Store(
-        "bucket", endpoint_url=f"http://127.0.0.1:{server.port}", access_key="a", secret_key="b", **options
-    )
+    return S3Store("bucket", endpoint_url=f"http://127.0.0.1:{server.port}", access_key="a", secret_key="b", **options)
 
 
 @asynccontextmanager

@@ -41,9 +41,7 @@ def test_the_place_is_botocores(session: Session, store: S3Store, url: str, regi
     assert (f"{place.origin}{place.base}", place.region) == (url, region)
 
 
-@pytest.mark.parametrize(
-    "bucket", ["bucket--use1-az4--x-s3", "arn:aws:s3:us-west-2:123456789012:accesspoint/myap"]
-)
+@pytest.mark.parametrize("bucket", ["bucket--use1-az4--x-s3", "arn:aws:s3:us-west-2:123456789012:accesspoint/myap"])
 def test_directory_buckets_and_access_points_are_left_to_botocore(session: Session, bucket: str) -> None:
     assert find(session, S3Store(bucket, region="us-west-2")._settings()) is None
 
