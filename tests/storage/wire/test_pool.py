@@ -282,6 +282,7 @@ def test_a_body_that_dribbles_is_given_up(run: Run) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"
 
     async def dribble(server: Scripted) -> None:
+        await server.asked.wait()
         while True:
             server.say(b"x")
             await asyncio.sleep(0.002)  # sleep: a server's slowness
