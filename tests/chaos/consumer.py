@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
@@ -37,6 +37,7 @@ class Watch:
     habits: Counter[str] = field(default_factory=Counter)  # how often it has broken off, thrown, cancelled
     complaints: list[str] = field(default_factory=list)
     waits: list[tuple[float, float]] = field(default_factory=list)  # from when to when it waited for a batch
+    task: asyncio.Task[None] | None = None  # that was cut off
     iterator: Any = None  # the latest: whoever finds the consumer stuck asks it why
     ended_early: bool = False
     kept: Kept = field(default_factory=lambda: Kept(0))
@@ -150,6 +151,19 @@ async def awaiting(loader: Any, watch: Watch) -> None:
         watch.complaints += await _tasks_left(before)
 
 
+async def cut_off(consuming: Coroutine[Any, Any, None], seconds: float, watch: Watch) -> None:
+    """Cancel it after so many seconds, wherever it is then. As in a server, its task is kept, and with it what it knew:
+    nothing is closed by being forgotten."""
+    watch.task = asyncio.create_task(consuming)
+    await asyncio.wait([watch.task], timeout=seconds)
+    watch.task.cancel()
+    await asyncio.wait([watch.task])
+    if watch.task.cancelled():
+        watch.habits["cut off"] += 1
+    else:
+        watch.task.result()
+
+
 async def _epoch(loader: Any, watch: Watch) -> None:
     pauses = cycle(watch.scenario.pauses)
     impatient = watch.scenario.habit == "cancels"
@@ -176,8 +190,10 @@ async def _impatiently(batches: Any, pauses: Iterator[float], watch: Watch) -> A
     """The next batch, of a consumer that asks, gives up after a while, and asks again."""
     while True:
         asking = asyncio.ensure_future(_next(batches))
-        await asyncio.wait([asking], timeout=next(pauses))
-        asking.cancel()
+        try:
+            await asyncio.wait([asking], timeout=next(pauses))
+        finally:
+            asking.cancel()
         try:
             return await asking
         except asyncio.CancelledError:

@@ -23,7 +23,7 @@ import uvloop
 from aloader import DataLoader, SampleWarning, WorkerLost, WorkerPool, WorkerWarning
 from aloader.testing import SimulatedAccelerator
 
-from .consumer import Thrown, Watch, awaiting, blocking, wait_after
+from .consumer import Thrown, Watch, awaiting, blocking, cut_off, wait_after
 from .data import Corrupt, Field, arguments, dataset, listed, rows
 from .injector import Injector
 from .leftovers import Inventory, descendants, end_all
@@ -189,7 +189,9 @@ def _consume(scenario: Scenario, pool: WorkerPool | None, watch: Watch) -> None:
         else:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop if scenario.uvloop else None) as runner:
                 runner.get_loop().set_exception_handler(lambda _, said: watch.complaints.append(f"on the loop: {said}"))
-                runner.run(awaiting(loader, watch))
+                seconds = scenario.cut_off
+                consuming = awaiting(loader, watch)
+                runner.run(consuming if seconds is None else cut_off(consuming, seconds, watch))
     watch.iterator = None
 
 
@@ -210,6 +212,7 @@ def _sum_up(outcome: Outcome, scenario: Scenario, watch: Watch) -> None:
         "strikes that missed": struck.missed,
         "store faults": sum(tally.store_faults.values()),
         "cancellations": watch.habits["cancels"],
+        "cut off for good": watch.habits["cut off"],
         "epochs broken off": watch.habits["breaks"] + watch.habits["throws"],
         "batches lost, as allowed": tally.lost,
     }

@@ -99,6 +99,14 @@ class Scenario:
         return Random(f"device {self.seed}").random() < 0.3
 
     @property
+    def cut_off(self) -> float | None:
+        """Seconds after which an awaiting consumer is cancelled for good: perhaps before there are any workers."""
+        random = Random(f"cut off {self.seed}")
+        if not self.awaits or self.parent is not None or random.random() > 0.15:
+            return None
+        return random.uniform(0, random.choice((0, 0.005, 0.05, 0.3, 2)))
+
+    @property
     def in_order(self) -> bool:
         """Whether batches come in their order."""
         return bool(self.arguments.get("in_order", True))
@@ -154,7 +162,8 @@ def scenario(seed: int) -> Scenario:
         arguments["persistent_workers"] = False  # how far a kept one had read by then, its dataset goes on from
     unordered = drawn.order == "shuffled" and drawn.corrupt and not drawn.workers and arguments["seed"] is None
     # Without workers, what a failed batch did not draw is missing from the generator of the next epoch's order.
-    return replace(drawn, order="sequential" if unordered else drawn.order)
+    alone = drawn.cut_off is not None and seed % 2 > 0  # with a template that starts meanwhile
+    return replace(drawn, order="sequential" if unordered else drawn.order, seats=0 if alone else drawn.seats)
 
 
 def _drawn(seed: int) -> Scenario:
