@@ -239,6 +239,26 @@ def test_who_unmaps_waits_for_the_piece_that_is_being_locked(room):
     assert [what for what, _, _ in room.locker.calls] == ["locking", "lock", "unlock"]
 
 
+def test_of_what_goes_while_a_piece_is_locked_no_further_piece_is(room, monkeypatch):
+    """Also where somebody looks at it still: nobody would unlock that piece again."""
+    monkeypatch.setattr(options, "LOCK_BYTES", MIB)
+    room.locker.gate.clear()
+    room.segment(0, 3 * MIB)
+    room.locker.wait(lambda: room.locker.did("locking"))
+    (region,) = room.pages._regions.values()
+    view = np.frombuffer(memory := room.mappings.retire(0), np.uint8)
+    unmapping = threading.Thread(target=room.pages.unmapping, args=(memory,))
+    unmapping.start()
+    while not region.going:
+        os.sched_yield()
+    room.locker.gate.set()
+    unmapping.join(PATIENCE)
+    room.settle()
+    assert [what for what, _, _ in room.locker.calls] == ["locking", "lock", "unlock"]
+    del view
+    memory.close()
+
+
 def test_what_goes_before_its_turn_is_never_locked(room):
     room.locker.gate.clear()
     for number in range(3):
