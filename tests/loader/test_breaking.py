@@ -92,12 +92,12 @@ def test_a_template_that_is_killed_is_replaced(which, persistent, children, tmp_
 @pytest.mark.parametrize("make", [partial(DataLoader, Numbers(8), num_workers=1), partial(WorkerPool, 1)])
 async def test_who_is_cancelled_while_the_template_starts_leaves_nothing(make, children, monkeypatch):
     """There is no `async with` yet that could end it; and whoever keeps the task keeps all that it knew."""
-    opened, others = threading.Event(), children()
+    opened, cancelled, others = threading.Event(), threading.Event(), children()
 
     def slow(starter, open=TemplateStarter.open):
         open(starter)
         opened.set()
-        time.sleep(0.2)  # sleep: whoever waits for this is cancelled meanwhile
+        cancelled.wait(20)
 
     async def enter():
         async with make():
@@ -109,6 +109,7 @@ async def test_who_is_cancelled_while_the_template_starts_leaves_nothing(make, c
     assert len(children() - others) == 1
     task.cancel()
     await asyncio.wait([task])
+    cancelled.set()
     assert task.cancelled()
     assert children() == others
 
