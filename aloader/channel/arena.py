@@ -7,8 +7,8 @@ A block has two holders: the worker's own array (`owner`; the user's dataset or 
 the parent's lease. It is free only when **both** have let go: a byte under a live tensor never changes, on either side.
 
 Recycled pages are ten times faster to write than new ones, so segments are filled from the first one on, and the
-lowest place that fits is taken. A segment is never resized or remapped; growing means one more, twice as large as the
-last; a leaf of 64 MiB and more has a segment of just its size, which other leaves of that size use again. A segment
+lowest place that fits is taken. A segment is never resized or remapped; growing means one more, as large as those there
+are together; a leaf of 64 MiB and more has a segment of just its size, which others of that size use again. A segment
 that has become empty and is not needed goes back to the system, and the parent unmaps it first: whoever unmaps last
 pays for freeing the pages (0.4 s per GiB), and that must not be the user's process.
 
@@ -142,7 +142,7 @@ class Arena:
         self._segments: dict[int, Segment] = {}
         self._retiring: dict[int, Segment] = {}
         self._next_number = 0
-        self._last_size = 0
+        self._small = 0  # bytes of the shared segments
         self._blocks: dict[int, Block] = {}  # by address
         self._orphans: deque[Block] = deque()  # owners that died since the last look
         self._ticket = 0
@@ -241,14 +241,14 @@ class Arena:
 
     def _grow(self, nbytes: int) -> Segment:
         small = nbytes < options.LARGE_LEAF_BYTES
-        sizes = [max(nbytes, min(2 * self._last_size, options.SEGMENT_BYTES))] if small else []
+        sizes = [max(nbytes, min(self._small, options.SEGMENT_BYTES))] if small else []
         size, fd, memory = _memory([*sizes, nbytes])
         address = np.frombuffer(memory, np.uint8).ctypes.data
         segment = Segment(self._next_number, memory, address, FreeList(size), small)
         self._segments[segment.number] = segment
         self._next_number += 1
         if small:
-            self._last_size = size
+            self._small += size
         self._capacity += size
         self._announce(segment.number, size, fd)
         return segment
@@ -282,9 +282,9 @@ class Arena:
             if segment.free.empty and (self._capacity - size >= needed or size > 4 * needed > 0):
                 del self._segments[segment.number]
                 self._capacity -= size
+                self._small -= size if segment.shared else 0
                 self._retiring[segment.number] = segment
                 self._retire(segment.number)
-        self._last_size = max((s.free.size for s in self._segments.values() if s.shared), default=0)
 
 
 def _hand_over(orphans: deque[Block], block: Block) -> Callable[[object], None]:

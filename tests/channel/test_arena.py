@@ -45,11 +45,11 @@ def test_free_stretches_never_overlap_nor_leak(steps, size):
 class Border:
     """An arena and the parent's view of it, joined without processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: int = 0) -> None:
         self.released: list[tuple[int, int]] = []
         self.view = Mappings(lambda *place: self.released.append(place))
         self.retiring: list[int] = []
-        self.arena = Arena(self.view.add, self.retiring.append)
+        self.arena = Arena(self.view.add, self.retiring.append, share)
 
     def settle(self) -> None:
         while self.released:
@@ -161,6 +161,26 @@ def test_steady_use_recycles_also_where_nobody_says_how_much_it_will_be():
         gc.collect()
         border.settle()
     assert len(set(segments[4:])) == 1
+
+
+@given(st.lists(st.integers(0, 9), max_size=80))
+def test_an_arena_is_at_most_twice_what_was_held_of_it_at_once(steps):
+    """Of equal batches: a segment that is added doubles the arena, however much of it has gone back before."""
+    nbytes = 1 << 16
+    border = Border(share=2 * nbytes)
+    held = []
+    most = 0
+    for step in steps:
+        if step < 6 or not held:
+            border.arena.begin(nbytes)
+            owner = border.arena.allocate(nbytes)
+            held.append(border.view.lease(border.arena.lease(owner.ctypes.data, nbytes)))
+            del owner
+            most = max(most, len(held))
+        else:
+            del held[step % len(held)]
+            border.settle()
+        assert border.arena.capacity <= 2 * most * nbytes
 
 
 def test_memory_that_was_kept_goes_back_when_it_is_dropped():
