@@ -283,8 +283,12 @@ class DataLoader(Controls, Resumable, TorchDataLoader[T_co]):
 
     def __enter__(self) -> Self:
         runtime = self._open_runtime()
-        if self.num_workers > 0 and not debug.is_on():
-            runtime.pool(self).open()
+        try:
+            if self.num_workers > 0 and not debug.is_on():
+                runtime.pool(self).open()
+        except BaseException as error:  # Ctrl-C, say
+            self.__exit__(type(error))
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:

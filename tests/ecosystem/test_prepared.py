@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from aloader import DataLoader
+from aloader.pool.template import TemplateStarter
 from tests.ecosystem.launcher import needs
 from tests.loader.samples import AsyncNumbers, Numbers
 
@@ -71,6 +74,30 @@ class Kit:
 @pytest.fixture
 def kit() -> Kit:
     return Kit()
+
+
+@pytest.mark.asyncio
+async def test_who_is_cancelled_while_it_is_entered_leaves_nothing(kit, children, monkeypatch):
+    opened, cancelled, others = threading.Event(), threading.Event(), children()
+
+    def slow(starter, open=TemplateStarter.open):
+        open(starter)
+        opened.set()
+        cancelled.wait(20)
+
+    async def enter():
+        async with kit.prepare(num_workers=1):
+            pytest.fail("it was not cancelled")
+
+    monkeypatch.setattr(TemplateStarter, "open", slow)
+    task = asyncio.create_task(enter())
+    await asyncio.to_thread(opened.wait)
+    assert len(children() - others) == 1
+    task.cancel()
+    await asyncio.wait([task])
+    cancelled.set()
+    assert task.cancelled()
+    assert children() == others
 
 
 @pytest.mark.asyncio

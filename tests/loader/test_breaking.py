@@ -114,6 +114,21 @@ async def test_who_is_cancelled_while_the_template_starts_leaves_nothing(make, c
     assert children() == others
 
 
+def test_who_interrupts_the_start_of_the_template_leaves_nothing(children, monkeypatch):
+    def interrupted(starter, open=TemplateStarter.open):
+        open(starter)
+        assert len(children() - others) == 1
+        raise KeyboardInterrupt
+
+    others = children()
+    monkeypatch.setattr(TemplateStarter, "open", interrupted)
+    loader = DataLoader(Numbers(8), num_workers=1)
+    with pytest.raises(KeyboardInterrupt), loader:
+        pytest.fail("it was not interrupted")
+    assert children() == others
+    assert loader.closed
+
+
 def test_an_iterator_that_is_dropped_while_its_dataset_is_loaded_says_nothing(tmp_path):
     source = """
     import time, aloader
