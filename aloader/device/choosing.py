@@ -42,8 +42,8 @@ def is_everywhere(accelerator: Accelerator) -> bool:
 
 def kind() -> str:
     """The kind of torch's current accelerator, "" where there is none."""
-    module = getattr(torch, "accelerator", None)  # torch 2.6
-    if module is None:
+    module = getattr(torch, "accelerator", None)  # torch 2.6, where asking it initialises CUDA
+    if module is None or torch.version.cuda or torch.version.hip:
         return "cuda" if torch.cuda.is_available() else ""
     return str(module.current_accelerator().type) if module.is_available() else ""
 

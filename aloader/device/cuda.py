@@ -20,7 +20,7 @@ import torch
 
 from aloader.device.accelerators import LockRefusedError
 from aloader.device.ranges import Ranges, copy_in_pieces
-from aloader.device.runtime import Runtime, last_errors, wake
+from aloader.device.runtime import Runtime, loaded, wake
 from aloader.device.structure import memory_of
 
 #: `cudaHostRegisterPortable`: page-locked for every context, not only for the one that is current.
@@ -48,7 +48,7 @@ class Cuda:
             raise ValueError(f"expected a CUDA device with its index, such as cuda:0, but got {device}")
         self.device = device
         self._cuda = cuda
-        self._make_runtime = runtime or (lambda: Runtime(cuda.cudart(), self._touch, last_errors()))
+        self._make_runtime = runtime or (lambda: Runtime(cuda.cudart(), self._touch, loaded()))
         self._runtime: Runtime | None = None
         self._wake = waking
         self._side: Any = None
@@ -89,13 +89,19 @@ class Cuda:
         """Initialise CUDA; what torch says if it does not."""
         try:
             self._cuda.init()
-        except (RuntimeError, AssertionError) as error:
+        except Exception as error:  # RuntimeError, AssertionError; of what was put off until now, torch's own
             return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
         return ""
 
     def _here(self) -> AbstractContextManager[Any]:
         device: AbstractContextManager[Any] = self._cuda.device(self.device)
         return device
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """The same, for calls that a CUDA graph which the program captures in another thread would not allow."""
+        with self._here(), self._calls.unhindered():
+            yield
 
     def _touch(self) -> None:
         """Launch something tiny, which raises an error that an earlier call has left."""
@@ -131,11 +137,13 @@ class Cuda:
 
     def passed(self, event: Any) -> bool:
         """Whether the device has come to this event."""
-        return bool(event.query())
+        with self._aside():  # torch asks in whatever device is current, and makes a context there
+            return bool(event.query())
 
     def join(self, event: Any) -> None:
         """Wait in the calling thread, without the GIL."""
-        event.synchronize()
+        with self._aside():
+            event.synchronize()
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -173,7 +181,7 @@ class Cuda:
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy in torch's page-locked memory: always one, since `tensor.pin_memory()` hands out a view of memory that
         was locked here itself."""
-        with self._here(), torch.no_grad():
+        with self._aside(), torch.no_grad():
             if not _is_plain(tensor):
                 return tensor.pin_memory()
             made = torch.empty_like(tensor, pin_memory=True).copy_(tensor)
@@ -181,22 +189,23 @@ class Cuda:
 
     def lock(self, address: int, nbytes: int) -> None:
         """Page-lock memory of this process."""
-        with self._here():
+        self._locked.add(address, nbytes)  # before it is locked: a border too many harms no copy
+        with self._aside():
             said = self._calls.register(address, nbytes, _PORTABLE)
         if said is not None:
+            self._locked.discard(address)
             raise LockRefusedError(
-                f"CUDA does not page-lock {nbytes} bytes: {said}. Allow it more: `ulimit -l unlimited`, "
-                "`docker run --ulimit memlock=-1`; or give the loader a smaller memory_limit"
+                f"CUDA does not page-lock {nbytes} bytes: {said}. Give the loader a smaller memory_limit; or, where the "
+                "driver heeds such limits, allow it more: `ulimit -l unlimited`, `docker run --ulimit memlock=-1`"
             )
-        self._locked.add(address, nbytes)
 
     def unlock(self, address: int) -> None:
         """Undo `lock`. Nothing while the interpreter ends: the runtime may have gone, and the memory goes anyway."""
         if sys.is_finalizing():
             return
-        self._locked.discard(address)
-        with self._here():
+        with self._aside():
             said = self._calls.unregister(address)
+        self._locked.discard(address)
         if said is not None:
             raise RuntimeError(f"CUDA does not unlock the memory at {address:#x}: {said}")
 

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -89,11 +90,12 @@ class Moving:
         """As `Way.begin`."""
         accelerator = self.accelerator
         if self._stays:
-            return Begun(moved(batch, self._copy, self._custom), None)
+            return Begun(moved(batch, self._copy, partial(self._custom, sources=[])), None)
         side, outside = accelerator.side, accelerator.current()
+        sources = [batch]
         try:
             with accelerator.on(side), _plain_modes():
-                out = moved(batch, self._copy, self._custom)
+                out = moved(batch, self._copy, partial(self._custom, sources=sources))
                 if self._transform is not None:
                     if not self._apart:  # from what the program has computed before: constants, and this very batch
                         accelerator.wait(side, accelerator.record(outside))
@@ -104,9 +106,9 @@ class Moving:
         finally:
             event = accelerator.record(side)
             if event is not None:
-                self._under_way.append((event, batch))
+                self._under_way.append((event, sources))
                 if self._closed:  # meanwhile, by the transform or in another thread
-                    _keep(accelerator, deque([(event, batch)]))
+                    _keep(accelerator, deque([(event, sources)]))
         return Begun(out, event)
 
     def give(self, begun: Begun) -> Any:
@@ -159,8 +161,10 @@ class Moving:
             self._apart = self._transform is None
         return made
 
-    def _custom(self, obj: Any) -> Any:
-        if any(tensor.device == self.accelerator.device for tensor in tensors_in(obj)):
+    def _custom(self, obj: Any, sources: list[Any]) -> Any:
+        tensors = list(tensors_in(obj))
+        sources += tensors  # it may put the copies into their places, as transformers' BatchEncoding does
+        if any(tensor.device == self.accelerator.device for tensor in tensors):
             self._apart = self._transform is None
         try:
             known = inspect.signature(obj.to).parameters.values()

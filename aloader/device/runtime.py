@@ -11,11 +11,15 @@ import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 #: `cudaErrorCudartUnloading`: the process ends, and everything is unlocked with it.
 _UNLOADING: Final = 4
+
+#: `cudaStreamCaptureModeRelaxed`.
+_RELAXED: Final = 2
 
 #: How the runtimes' libraries are called, and how their functions begin.
 _LIBRARIES: Final = (("libcudart", "cuda"), ("libamdhip64", "hip"))
@@ -26,13 +30,28 @@ Libraries = list[tuple[Any, str]]
 class Runtime:
     """cudart: the module that `torch.cuda.cudart()` returns. touch: something that raises an error which is pending.
 
-    last_errors: functions that take a pending error away and return its code, of the runtimes in this process.
+    libraries: the runtimes in this process, for what torch's module does not have.
     """
 
-    def __init__(self, cudart: Any, touch: Callable[[], object], last_errors: Iterable[Callable[[], int]]) -> None:
+    def __init__(self, cudart: Any, touch: Callable[[], object], libraries: Libraries) -> None:
         self._cudart = cudart
         self._touch = touch
-        self._last_errors = tuple(last_errors)
+        self._last_errors = _functions(libraries, "GetLastError")
+        self._exchange = next(iter(_functions(libraries, "ThreadExchangeStreamCaptureMode")), None)
+
+    @contextmanager
+    def unhindered(self) -> Iterator[None]:
+        """Inside, the calling thread minds no CUDA graph that another one is capturing: locking memory or asking for an
+        event would fail else, and the capture with it. (Of one runtime: the mode is the driver's.)"""
+        if self._exchange is None:
+            yield
+            return
+        mode = ctypes.c_int(_RELAXED)
+        self._exchange(ctypes.byref(mode))
+        try:
+            yield
+        finally:
+            self._exchange(ctypes.byref(mode))  # which has what it was
 
     def register(self, address: int, nbytes: int, flags: int) -> str | None:
         """Page-lock; what went wrong, if something has."""
@@ -53,14 +72,10 @@ class Runtime:
     def _drain(self, code: int) -> None:
         """Take the error away. Where no library has it, torch has the runtime inside itself, and raises it when it
         launches something."""
-        if not any(int(last_error()) == code for last_error in self._last_errors):
+        pending = [int(last_error()) for last_error in self._last_errors]  # of all: none is to be left
+        if code not in pending:
             with contextlib.suppress(RuntimeError):
                 self._touch()
-
-
-def last_errors(libraries: Libraries | None = None) -> list[Callable[[], int]]:
-    """The functions that take a pending error away, of all runtimes in this process: each has its own errors."""
-    return _functions(loaded() if libraries is None else libraries, "GetLastError")
 
 
 def wake(index: int, libraries: Libraries | None = None) -> None:

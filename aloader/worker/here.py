@@ -197,6 +197,7 @@ def _with_callers_state(make: Callable[[], Any]) -> Callable[[], Any]:
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     device = torch.get_default_device()
     autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
 
     def run() -> Any:
         with ExitStack() as stack:
@@ -206,6 +207,9 @@ def _with_callers_state(make: Callable[[], Any]) -> Callable[[], Any]:
                 stack.enter_context(device)
             for kind, dtype in autocast:
                 stack.enter_context(torch.autocast(kind, dtype))
+            if stream is not None:
+                stack.enter_context(torch.cuda.device(stream.device))  # first: leaving a stream goes back to a device
+                stack.enter_context(torch.cuda.stream(stream))
             return make()
 
     return run

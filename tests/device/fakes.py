@@ -38,6 +38,7 @@ class FakeCudart:
         self.registered: dict[int, tuple[int, int]] = {}
         self.pending = 0
         self.called: Callable[[], None] = lambda: None
+        self.mode = 0  # how this thread minds graphs that others capture: globally
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> Answer:
         code = self.refuses or (712 if address in self.registered else 0)
@@ -51,13 +52,23 @@ class FakeCudart:
     def cudaGetErrorString(self, answer: Answer) -> str:
         return TEXTS[int(answer)]
 
-    def _answer(self, code: int) -> Answer:
+    def cudaThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
+        """As the library's, which has what the module does not; given by reference, as ctypes does."""
+        self.mode, mode._obj.value = mode._obj.value, self.mode
+        return 0
+
+    def use(self) -> None:
+        """What a graph that another thread captures would not allow."""
         self.called()
+        assert self.mode == 2, "a capture in another thread has failed"
+
+    def _answer(self, code: int) -> Answer:
+        self.use()
         self.pending = code or self.pending
         return Answer(code)
 
-    def last_error(self) -> int:
-        """As the library's `cudaGetLastError`."""
+    def cudaGetLastError(self) -> int:
+        """As the library's."""
         if self.hidden:
             return 0
         code, self.pending = self.pending, 0
@@ -73,17 +84,20 @@ class FakeCudart:
 class FakeEvent:
     """Notes what it is asked to do."""
 
-    def __init__(self, blocking: bool) -> None:
+    def __init__(self, blocking: bool, use: Callable[[], None]) -> None:
         self.blocking = blocking
         self.did: list[Any] = []
+        self._use = use
 
     def record(self, stream: Any = None) -> None:
         self.did.append(("record", stream))
 
     def query(self) -> bool:
+        self._use()
         return False
 
     def synchronize(self) -> None:
+        self._use()
         self.did.append("synchronize")
 
 
@@ -140,7 +154,7 @@ class FakeCuda:
         yield
 
     def Event(self, blocking: bool = False) -> FakeEvent:
-        return FakeEvent(blocking)
+        return FakeEvent(blocking, self.calls.use)
 
     def cudart(self) -> FakeCudart:
         self.contexts.add(self.now)

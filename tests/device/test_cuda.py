@@ -14,7 +14,7 @@ import torch
 from aloader.device import cuda as module_of_cuda
 from aloader.device.accelerators import LockRefusedError, is_accelerator
 from aloader.device.cuda import Cuda
-from aloader.device.runtime import Runtime, last_errors, loaded, wake
+from aloader.device.runtime import Runtime, loaded, wake
 from tests.device.fakes import FakeCuda, FakeCudart, FakeStream
 
 PAGE = mmap.PAGESIZE
@@ -24,7 +24,7 @@ def cuda(index: int = 0, *, count: int = 1, error: str = "", cudart: FakeCudart 
     """The class, over torch's module as it would be with so many devices."""
     calls = cudart or FakeCudart()
     module = FakeCuda(count, error, calls)
-    runtime = Runtime(module.calls, calls.kernel, [lambda: 0, calls.last_error])
+    runtime = Runtime(module.calls, calls.kernel, [(object(), "hip"), (calls, "cuda")])
     made = Cuda(torch.device("cuda", index), cuda=module, runtime=lambda: runtime)
     made.module, made.calls = module, calls  # type: ignore[attr-defined]
     return made
@@ -89,6 +89,28 @@ def test_streams_and_events_are_its_own_devices_and_only_who_joins_waits():
     assert event.did == [("record", stream)]
     accelerator.join(event)
     assert event.did[1:] == ["synchronize"]
+    assert accelerator.module.contexts == {1}, "there is another one now"
+    assert accelerator.calls.mode == 0, "this thread minds no captures any more"
+
+
+def test_an_event_is_asked_for_and_waited_for_on_its_own_device_in_any_thread():
+    """Torch does not see to that, and the current device of a thread is the first one until it is told otherwise."""
+    accelerator = cuda(1, count=2)
+    accelerator.open()
+    event = accelerator.record(FakeStream())
+    for ask in accelerator.passed, accelerator.join:
+        accelerator.module.contexts.clear()
+        ask(event)
+        assert accelerator.module.contexts == {1}
+
+
+def test_a_copy_knows_of_a_border_before_what_ends_there_counts_as_pinned():
+    accelerator, tensor, borders = cuda(), torch.zeros(2 * PAGE, dtype=torch.uint8), []
+    accelerator.lock(tensor.data_ptr() + PAGE, PAGE)
+    accelerator.calls.called = lambda: borders.append(accelerator._locked.borders(tensor))
+    accelerator.lock(tensor.data_ptr(), PAGE)
+    accelerator.unlock(tensor.data_ptr())
+    assert borders == [[PAGE], [PAGE]]
 
 
 def test_a_copy_stops_where_what_was_locked_by_itself_ends(monkeypatch):
@@ -199,6 +221,15 @@ def test_a_runtime_that_is_going_has_unlocked_everything():
     assert Runtime(calls, calls.kernel, []).unregister(PAGE) is None
 
 
+def test_the_errors_of_all_runtimes_are_taken_away():
+    calls, others = FakeCudart(refuses=2), FakeCudart()
+    others.pending = 2
+    runtime = Runtime(calls, pytest.fail, [(calls, "cuda"), (others, "cuda")])
+    with runtime.unhindered():
+        assert runtime.register(PAGE, PAGE, 1) == "out of memory (error 2)"
+    assert others.pending == calls.pending == 0
+
+
 def test_the_runtimes_own_library_is_found_where_it_is_loaded(tmp_path):
     maps = tmp_path / "maps"
     lines = [
@@ -210,7 +241,7 @@ def test_the_runtimes_own_library_is_found_where_it_is_loaded(tmp_path):
     assert loaded(str(maps)) == []  # it cannot be loaded
     assert loaded(str(tmp_path / "none")) == []
     if not torch.cuda.is_available():
-        assert last_errors() == []
+        assert loaded() == []
 
 
 class FakeLibrary:

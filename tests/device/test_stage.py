@@ -239,6 +239,34 @@ def test_an_object_pins_itself_where_something_in_it_is_not_pinned():
     assert all(map(sim.is_pinned, made.tensors))
 
 
+def test_an_object_that_moves_itself_in_place_keeps_what_it_held_until_it_is_copied():
+    """Transformers' BatchEncoding does: nobody has its host tensors any more, but for the device that reads them."""
+    sim = SimulatedAccelerator(h2d=1e6)
+    sim.open()
+
+    class Encoding:
+        def __init__(self, **tensors: torch.Tensor) -> None:
+            self.data = tensors
+
+        def to(self, device: torch.device, non_blocking: bool = False) -> Encoding:
+            self.data = {name: sim.copy(tensor) for name, tensor in self.data.items()}
+            return self
+
+    source = sim.pin(torch.ones(1000))
+    kept = weakref.ref(source.untyped_storage())
+    way = Moving(sim, 1)
+    begun = way.begin(way.host([Encoding(x=source)]), 0)
+    del source
+    way.look()
+    assert not sim.passed(begun.event)
+    assert kept() is not None, "the device reads memory that is somebody else's"
+    sim.join(begun.event)
+    way.look()
+    assert kept() is None
+    (encoding,) = way.give(begun)
+    assert encoding.data["x"].tolist() == [1.0] * 1000
+
+
 def test_an_object_moves_itself_and_is_not_waited_for_where_it_can_be_told():
     said: list[Any] = []
 

@@ -7,6 +7,9 @@ import contextvars
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -195,6 +198,39 @@ async def test_the_thread_has_the_callers_modes_of_the_moment(thread):
     finally:
         torch.set_default_dtype(dtype)
     assert await anext(batches) == [PLAIN]
+
+
+@pytest.mark.asyncio
+async def test_the_thread_has_the_callers_stream_and_first_its_device(thread, monkeypatch):
+    """Where CUDA is in use: on another stream, what a dataset makes on the device might not be done when it is used."""
+    stream, did = SimpleNamespace(device="cuda:1"), []
+
+    @contextmanager
+    def entered(*what: Any) -> Iterator[None]:
+        did.append(what)
+        yield
+
+    class Looks(Numbers):
+        def __getitem__(self, index: int) -> list[Any]:
+            return did[:]
+
+    cuda = {"is_initialized": lambda: True, "current_stream": lambda: stream}
+    contexts = {"device": partial(entered, "device"), "stream": partial(entered, "stream")}
+    for name, fake in (cuda | contexts).items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    assert await anext(threaded(Looks(), [[0]], thread)) == [[("device", "cuda:1"), ("stream", stream)]]
+
+
+@pytest.mark.gpu
+@pytest.mark.asyncio
+async def test_the_thread_works_on_the_stream_of_the_caller(thread):
+    class Streams(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            return torch.cuda.current_stream()
+
+    stream = torch.cuda.Stream(torch.cuda.device_count() - 1)
+    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+        assert await anext(threaded(Streams(), [[0]], thread)) == [stream]
 
 
 class Gated(Numbers):
