@@ -195,8 +195,8 @@ class Cuda:
         if said is not None:
             self._locked.discard(address)
             raise LockRefusedError(
-                f"CUDA does not page-lock {nbytes} bytes: {said}. Give the loader a smaller memory_limit; or, where the "
-                "driver heeds such limits, allow it more: `ulimit -l unlimited`, `docker run --ulimit memlock=-1`"
+                f"CUDA does not page-lock {nbytes} bytes: {said}. Give the loader a smaller memory_limit; or allow it "
+                "more, where the driver heeds limits: `ulimit -l unlimited`, `docker run --ulimit memlock=-1`"
             )
 
     def unlock(self, address: int) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import time
 
 import pytest
 import torch
@@ -220,6 +221,9 @@ def test_a_broken_off_epoch_leaves_nothing_behind(sim, plain):
     steps.seen()
     del loader
     gc.collect()
+    deadline = time.monotonic() + 10
+    while sim.locked and time.monotonic() < deadline:
+        time.sleep(0.001)  # sleep: threads unlock it, once a real device is done with the last copies
     assert not sim.locked
 
 

@@ -57,7 +57,7 @@ def test_what_is_pinned_already_and_has_no_storage_of_its_own_stays(accelerator,
 
 
 def test_without_an_accelerator_nothing_is_pinned():
-    if torch.accelerator.is_available():
+    if choosing.kind():
         pytest.skip("there is an accelerator")
     assert pinning.pinner(True) is None
     assert "no accelerator is found" in said()[0]

@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, SequentialSampler
 
 import aloader
 from aloader import DataLoader
+from aloader.device import choosing
 
 from .samples import AsyncNumbers, Numbers
 
@@ -147,7 +148,7 @@ def test_every_option_is_an_attribute_of_the_same_name():
 
 
 def test_pinning_without_an_accelerator_warns_as_torch_does():
-    if torch.accelerator.is_available():
+    if choosing.kind():
         pytest.skip("there is an accelerator")
 
     def warned(kind):
