@@ -397,13 +397,16 @@ def test_the_first_device_is_left_alone_where_another_is_asked_for(warmth):
     if torch.cuda.device_count() < 2:
         pytest.skip("one device")
     code = """
+import threading
 import torch
 from aloader.device.cuda import Cuda
 device = Cuda(torch.device("cuda:1"))
 device.open()
 with device.on(device.side):
     made = device.copy(device.pin(torch.ones(8)))
-device.join(device.record(device.side))
+waiting = threading.Thread(target=lambda: device.join(device.record(device.side)))
+waiting.start()
+waiting.join()
 assert device.is_pinned(device.pin(torch.ones(8)))
 device.random_state()
 assert not torch._C._cuda_hasPrimaryContext(0), "a context on cuda:0"
