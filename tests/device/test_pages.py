@@ -259,6 +259,20 @@ def test_of_what_goes_while_a_piece_is_locked_no_further_piece_is(room, monkeypa
     memory.close()
 
 
+def test_what_dies_while_a_piece_is_locked_lives_until_that_can_be_unlocked(room):
+    """Its last view may go at any time, and a driver must not be left with memory that is none."""
+    room.locker.gate.clear()
+    room.segment()
+    room.locker.wait(lambda: room.locker.did("locking"))
+    dead = weakref.ref(room.mappings.retire(0))
+    assert dead() is not None
+    room.locker.gate.set()
+    room.locker.wait(lambda: room.locker.did("unlock"))
+    room.settle()
+    assert dead() is None
+    assert [what for what, _, _ in room.locker.calls] == ["locking", "lock", "unlock"]
+
+
 def test_what_goes_before_its_turn_is_never_locked(room):
     room.locker.gate.clear()
     for number in range(3):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from aloader.channel.leaves import LEASE
 from aloader.device import choosing, pinning
 from aloader.device.accelerators import assumed
 from aloader.device.plain import Plain
@@ -54,6 +55,20 @@ def test_what_is_pinned_already_and_has_no_storage_of_its_own_stays(accelerator,
     pin, tensor = pinning.pinner(True), change(torch.eye(2))
     assert pin is not None
     assert pin([tensor])[0] is tensor
+
+
+def test_what_pins_itself_is_taken_out_of_a_workers_memory_before(accelerator, monkeypatch):
+    """`pin_memory()` gives back what is pinned already, and the worker's memory may be, for epochs with `device=`."""
+    monkeypatch.setattr(accelerator, "is_pinned", lambda tensor: True)
+    monkeypatch.setattr(accelerator, "pin", lambda tensor: tensor)
+    tensor = torch.eye(2).to_sparse()
+    leased = tensor._values()
+    setattr(leased.untyped_storage(), LEASE, object())
+    pin = pinning.pinner(True)
+    assert pin is not None
+    (made,) = pin([tensor])
+    assert made.to_dense().equal(torch.eye(2))
+    assert made._values().data_ptr() != leased.data_ptr()
 
 
 def test_without_an_accelerator_nothing_is_pinned():

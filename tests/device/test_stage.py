@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 import weakref
 from collections import deque
@@ -152,6 +153,44 @@ def test_an_error_that_is_kept_does_not_keep_the_batches_behind_it():
     gone = weakref.ref(batch)
     del batch
     assert gone() is None, kept
+
+
+class Thrower:
+    """Its error is raised where the device begins, or where it is pinned: at once, or by the helper."""
+
+    def __init__(self, where: str, nbytes: int) -> None:
+        self.where = where
+        self.x = torch.ones(nbytes, dtype=torch.uint8)
+
+    def pin_memory(self) -> Thrower:
+        self._throw("pin_memory")
+        return self
+
+    def to(self, device: torch.device) -> Any:
+        self._throw("to")
+
+    def _throw(self, where: str) -> None:
+        if self.where == where:
+            raise ValueError(where)
+
+
+@pytest.mark.parametrize("nbytes", [1, options.PIN_AT_ONCE_BYTES + 1], ids=["at once", "by the helper"])
+@pytest.mark.parametrize("where", ["to", "pin_memory"])
+def test_an_error_that_is_dropped_takes_its_batch_with_it(where, nbytes):
+    """And the leases on workers' memory that it holds, without the garbage collector."""
+    stage = stage_of(simulated())
+    queue = queue_of(Thrower(where, nbytes))
+    gone = weakref.ref(queue[0].batch)
+    gc.disable()
+    try:
+        stage.settle(queue)
+        with contextlib.suppress(ValueError):
+            stage.take(queue.popleft())
+        stage.close()
+        wait_for_threads()
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 class Ending:
@@ -306,6 +345,28 @@ def test_whoever_asks_for_the_next_batch_in_a_transform_is_told_that_it_is_not_t
     stage.advance(queue)
     with pytest.raises(aloader.LoaderBusy):
         stage.take(queue.popleft())
+
+
+def test_a_transform_that_leads_back_here_is_called_once_for_a_batch():
+    """It runs the loop that it is called in, as notebooks let it, and the loop advances when a batch arrives."""
+    called = []
+
+    def transform(batch: Any) -> Any:
+        called.append(float(batch))
+        if len(called) == 1:
+            queue.append(SimpleNamespace(seq=1, batch=torch.ones(())))
+            stage.advance(queue)
+        return batch
+
+    stage = stage_of(Plain(torch.device("cpu")), transform)
+    queue = queue_of(torch.zeros(()))
+    stage.advance(queue)
+    assert called == [0.0]
+    stage.settle(queue)
+    assert float(stage.take(queue.popleft())) == 0.0
+    stage.settle(queue)
+    assert float(stage.take(queue.popleft())) == 1.0
+    assert called == [0.0, 1.0]
 
 
 # -- what the transform reads -----------------------------------------------------------------------------------------
