@@ -426,10 +426,18 @@ def test_what_a_dataset_has_made_on_the_device_is_there_before_the_transform_beg
 async def test_a_device_that_is_behind_is_not_a_worker_that_is_late():
     """`timeout` is for batches that do not come; these have come, and wait for room."""
     sim = simulated()
-    steps = Steps(sim, 0.3)  # this device is asked six hundred times, one or two every millisecond
-    async with aloader.DataLoader(AsyncStamped(12, 16), SIZE, device=sim, device_prefetch=1, timeout=0.3) as loader:
-        async for batch in loader:
+    steps = Steps(sim, 0.1)  # this device is asked two hundred times, one or two every millisecond
+    async with aloader.DataLoader(AsyncStamped(12, 16), SIZE, device=sim, device_prefetch=1, timeout=60) as loader:
+        batches = aiter(loader)
+        steps.step(await anext(batches))
+        while not batches.run.epoch.idle:
+            await asyncio.sleep(0)
+        batches.run.batch_timeout = 0.02  # from here on nothing is waited for but the device
+        before = asyncio.get_running_loop().time()
+        async for batch in batches:
             steps.step(batch)
+            del batch
+        assert asyncio.get_running_loop().time() - before > 5 * batches.run.batch_timeout
     assert steps.seen() == batches_of(12)
     sim.check()
 
