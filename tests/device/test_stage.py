@@ -125,6 +125,47 @@ def test_nor_does_one_that_fails_while_its_last_copies_are_waited_for():
     assert [source() for source in kept] == [None, None]
 
 
+def closed_under_way(sim: Any) -> list[weakref.ref[Any]]:
+    """The sources of copies that run when a stage is closed."""
+    stage = stage_of(sim)
+    sources = [sim.pin(torch.ones(1000)) for _ in range(2)]
+    stage.advance(queue_of(*sources))
+    stage.close()
+    return [weakref.ref(source.untyped_storage()) for source in sources]
+
+
+def test_who_waits_for_the_last_copies_is_not_torn_out_of_the_driver_when_the_program_ends():
+    """Whoever closes: a thread is a daemon if it was started by one, unless it says otherwise."""
+    sim, waiting, gate = SimulatedAccelerator(h2d=1e6), [], threading.Event()
+    join = sim.join
+
+    def joined(event: Any) -> None:
+        waiting.append(threading.current_thread().daemon)
+        assert gate.wait(10)
+        join(event)
+
+    sim.join = joined  # type: ignore[method-assign]
+    closing = threading.Thread(target=closed_under_way, args=(sim,), daemon=True)
+    closing.start()
+    closing.join(10)
+    gate.set()
+    wait_for_threads()
+    assert waiting == [False, False]
+
+
+def test_where_no_thread_can_be_had_who_closes_waits_for_the_last_copies(monkeypatch):
+    """At the end of the interpreter, say."""
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sim = SimulatedAccelerator(h2d=1e6)
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    kept = closed_under_way(sim)
+    assert sim.now > 8e-3, "nobody has waited"
+    assert [source() for source in kept] == [None, None]
+
+
 def test_an_event_that_cannot_be_asked_is_not_counted():
     """One that was recorded in a capture, say: the next batch is begun, or fails, by itself."""
     sim = Failing()
@@ -369,6 +410,22 @@ def test_a_transform_that_leads_back_here_is_called_once_for_a_batch():
     assert called == [0.0, 1.0]
 
 
+def test_of_what_a_batch_holds_only_what_is_on_the_device_is_kept_from_being_used_again():
+    recorded = []
+
+    class Elsewhere(Plain):
+        def record(self, stream: Any) -> Any:
+            return "an event"
+
+        def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
+            recorded.append(tensor)
+
+    way = Moving(Elsewhere(torch.device("meta")), 1, lambda batch: [*batch, torch.ones(1)])
+    there, here = way.give(way.begin([torch.ones(1)], 0))
+    assert [tensor is there for tensor in recorded] == [True]
+    assert here.is_cpu
+
+
 # -- what the transform reads -----------------------------------------------------------------------------------------
 
 
@@ -430,7 +487,7 @@ async def test_a_device_that_is_behind_is_not_a_worker_that_is_late():
     async with aloader.DataLoader(AsyncStamped(12, 16), SIZE, device=sim, device_prefetch=1, timeout=60) as loader:
         batches = aiter(loader)
         steps.step(await anext(batches))
-        while not batches.run.epoch.idle:
+        while not batches.run.epoch.idle:  # noqa: ASYNC110
             await asyncio.sleep(0)
         batches.run.batch_timeout = 0.02  # from here on nothing is waited for but the device
         before = asyncio.get_running_loop().time()
