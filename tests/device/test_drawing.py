@@ -96,6 +96,19 @@ def test_where_the_device_fails_the_programs_own_are_put_back(kind):
     assert everything(device)[1:] == outside
 
 
+class Lost(Generators):
+    def put(self, state: Any) -> None:
+        raise RuntimeError("no")
+
+
+def test_where_the_programs_own_cannot_be_put_back_the_devices_is():
+    device = Drawing()
+    outside = everything(device)[0]
+    with pytest.raises(RuntimeError, match="no"), drawn(device, 1, Lost(shared=True)):
+        device.draw()
+    assert everything(device)[0] == outside
+
+
 def test_one_inside_another():
     device, own = Drawing(), []
     with drawn(device, 1):
