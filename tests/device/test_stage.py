@@ -215,9 +215,10 @@ class Thrower:
             raise ValueError(where)
 
 
+@pytest.mark.parametrize("taken", [True, False], ids=["taken", "closed"])
 @pytest.mark.parametrize("nbytes", [1, options.PIN_AT_ONCE_BYTES + 1], ids=["at once", "by the helper"])
 @pytest.mark.parametrize("where", ["to", "pin_memory"])
-def test_an_error_that_is_dropped_takes_its_batch_with_it(where, nbytes):
+def test_an_error_that_is_dropped_takes_its_batch_with_it(where, nbytes, taken):
     """And the leases on workers' memory that it holds, without the garbage collector."""
     stage = stage_of(simulated())
     queue = queue_of(Thrower(where, nbytes))
@@ -225,13 +226,49 @@ def test_an_error_that_is_dropped_takes_its_batch_with_it(where, nbytes):
     gc.disable()
     try:
         stage.settle(queue)
-        with contextlib.suppress(ValueError):
-            stage.take(queue.popleft())
+        outcome = queue.popleft()
+        if taken:
+            with contextlib.suppress(ValueError):
+                stage.take(outcome)
+        del outcome
         stage.close()
         wait_for_threads()
         assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("nbytes", [4, options.PIN_AT_ONCE_BYTES + 4], ids=["at once", "by the helper"])
+def test_what_lies_in_host_memory_is_let_go_when_nothing_reads_it_any_more(nbytes):
+    """The batch that came, when it has been pinned; that, when the device is done with it: also before it is taken."""
+    sim, made = simulated(), []
+    pin = sim.pin
+
+    def pinned(tensor: torch.Tensor) -> torch.Tensor:
+        result = pin(tensor)
+        made.append(weakref.ref(result))
+        return result
+
+    sim.pin = pinned  # type: ignore[method-assign]
+    sim.open()
+    stage = Stage(Moving(sim, 1), 1, lambda outcome: outcome.batch.pop(), lambda seq: seq)
+    queue = queue_of([torch.ones(nbytes, dtype=torch.uint8)])
+    came = weakref.ref(queue[0].batch[0])
+    stage.advance(queue)
+    if nbytes > options.PIN_AT_ONCE_BYTES:
+        stage._helper().submit(int).result(10)  # so it has dropped what came before that
+    assert came() is None
+    stage.advance(queue)
+    assert stage.ready(queue[0])
+    sim.synchronize()
+    stage.advance(queue)
+    assert [pinned() for pinned in made] == [None]
+    stage.close()
+
+
+def test_an_error_of_a_worker_is_ready():
+    """Nothing has to be done with it."""
+    assert stage_of(Plain(torch.device("cpu"))).ready(SimpleNamespace(seq=0, error=ValueError()))
 
 
 class Ending:
