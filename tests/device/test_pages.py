@@ -10,6 +10,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from aloader.channel.arena import Place
 from aloader.channel.leases import Kept
 from aloader.device import pages as module_of_pages
 from aloader.device.pages import Pages
+from aloader.settings import pages_of
 from tests.device.locker import PATIENCE, Room, is_mapped
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -119,6 +122,20 @@ def test_what_others_copy_from_is_locked_as_a_whole(room, monkeypatch):
     room.segment(0, 3 * MIB)
     room.settle()
     assert [nbytes for _, nbytes in room.locker.did("lock")] == [3 * MIB]
+
+
+@pytest.mark.parametrize(("device", "locked"), [("cpu", [MIB, MIB]), (None, [2 * MIB])])
+def test_a_loader_has_half_of_its_memory_locked_and_in_pieces_only_where_it_copies_itself(
+    room, monkeypatch, device, locked
+):
+    monkeypatch.setattr(options, "LOCK_BYTES", MIB)
+    room.locker.locks = True
+    settings: Any = SimpleNamespace(device=device, pin_memory="arena", memory_bytes=4 * MIB)
+    room.pages = room.mappings.pages = pages_of(settings, room.locker, room.warned.append)
+    for number in range(2):
+        room.segment(number, 2 * MIB)
+    room.settle()
+    assert [nbytes for _, nbytes in room.locker.did("lock")] == locked
 
 
 def test_no_more_than_the_limit_is_locked_at_once():
