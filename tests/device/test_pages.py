@@ -153,8 +153,9 @@ def test_no_more_than_the_limit_is_locked_at_once():
     room.leave()
 
 
-def test_a_refusal_is_told_once_and_nothing_more_is_tried():
-    room = Room(refuses=MIB)
+def test_a_refusal_is_told_once_and_nothing_more_is_tried(monkeypatch):
+    room, touched = Room(refuses=MIB), []
+    monkeypatch.setattr(module_of_pages, "_make_pages", lambda *of: touched.append(of))
     for number in range(4):
         room.segment(number)
     room.settle()
@@ -164,7 +165,7 @@ def test_a_refusal_is_told_once_and_nothing_more_is_tried():
     assert "copied into pinned memory by a thread instead" in text
     assert text.endswith("Refused were 1 MB: no more of it")
     assert room.pages.refused == "no more of it"
-    assert len(room.locker.did("locking")) == 2
+    assert len(room.locker.did("locking")) == len(touched) == 2
     assert room.pages.locked_bytes == MIB
     room.leave()
 
@@ -291,14 +292,13 @@ def test_of_what_goes_while_its_pages_are_made_no_more_are(room, monkeypatch, go
     assert begun.wait(PATIENCE)
     (region,) = room.pages._regions.values()
     memory = room.mappings.retire(0)
-    unmapping = threading.Thread(target=memory.close)
-    if goes == "closed":
-        unmapping.start()
-        while not region.going:
-            os.sched_yield()
-    else:
-        del memory, unmapping
+    unmapping = threading.Thread(target=memory.close if goes == "closed" else int)
+    del memory
+    unmapping.start()
+    while goes == "closed" and not region.going:
+        os.sched_yield()
     gate.set()
+    unmapping.join(PATIENCE)
     room.settle()
     assert made == [0]
     assert room.locker.calls == []
