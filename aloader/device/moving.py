@@ -205,6 +205,6 @@ def _keep(accelerator: Accelerator, under_way: deque[tuple[Any, Any]]) -> None:
             under_way.popleft()
 
     try:
-        threading.Thread(target=run, name="aloader-copies").start()
+        threading.Thread(target=run, name="aloader-copies", daemon=False).start()  # also from a daemon
     except RuntimeError:  # the interpreter is ending
         run()

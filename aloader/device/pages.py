@@ -60,12 +60,6 @@ class _Region:
         offsets = range(0, self.nbytes, size)
         return [(self.address + at, min(size, self.nbytes - at)) for at in reversed(offsets)]
 
-    def close_fd(self) -> None:
-        """The helper is done with it."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
 
 class Pages:
     """Locks the memory of one crew's workers, at most `limit_bytes` of it at once.
@@ -213,7 +207,8 @@ class Pages:
         except Exception as error:  # not only what the protocol names: nobody else would hear of it
             self._refuse(region, error)
         finally:
-            region.close_fd()
+            if region.fd >= 0:
+                os.close(region.fd)
 
     def _open(self) -> bool:
         """Have the accelerator opened, whoever comes first. Who copies to it tells the user if that fails."""

@@ -31,6 +31,12 @@ def test_cuda_with_and_without_an_index():
         assert not torch.cuda.is_initialized()
 
 
+def test_where_cuda_is_initialised_it_is_the_current_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert accelerator_for("cuda").device == torch.device("cuda", 3)
+
+
 @pytest.mark.gpu
 def test_cuda_without_an_index_is_the_current_device():
     last = torch.cuda.device_count() - 1

@@ -179,6 +179,49 @@ def test_what_copies_itself_is_not_waited_for():
     assert Moves.said == [(torch.device("cuda:0"), {"non_blocking": True})]
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch.ones(2, dtype=torch.complex64).conj().imag,
+        torch.eye(2).to_sparse(),
+    ],
+    ids=["conjugated", "negated", "sparse"],
+)
+def test_bytes_are_copied_of_what_is_nothing_but_its_bytes(tensor, monkeypatch):
+    """Torch copies the others itself: it knows what their bytes mean."""
+    monkeypatch.setattr(module_of_cuda, "copy_in_pieces", lambda *args: pytest.fail("copied as bytes"))
+    accelerator = cuda()
+    accelerator.device = torch.device("meta")
+    assert accelerator.copy(tensor).is_meta
+
+
+class Part:
+    """A tensor that another is made of, on a device or not."""
+
+    def __init__(self, is_cuda: bool) -> None:
+        self.is_cuda = is_cuda
+        self.used_by: list[Any] = []
+
+    def record_stream(self, stream: Any) -> None:
+        self.used_by.append(stream)
+
+
+def test_all_that_a_tensor_is_made_of_is_kept_from_being_used_again(monkeypatch):
+    """A sparse one cannot be recorded itself."""
+    parts = [Part(True), Part(False), Part(True)]
+    monkeypatch.setattr(module_of_cuda, "memory_of", lambda tensor: parts)
+    cuda().record_stream(torch.eye(2).to_sparse(), "mine")
+    assert [part.used_by for part in parts] == [["mine"], [], ["mine"]]
+
+
+def test_the_generator_is_its_own_devices():
+    accelerator = cuda(1, count=2)
+    generators = accelerator.module.default_generators = [torch.Generator() for _ in range(2)]
+    accelerator.seed(7)
+    assert [generator.initial_seed() == 7 for generator in generators] == [False, True]
+
+
 # -- page-locking -----------------------------------------------------------------------------------------------------
 
 

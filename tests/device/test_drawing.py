@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import torch
 from aloader.channel.states import Generators
 from aloader.device.drawing import drawn
 from aloader.device.plain import Plain
+from aloader.device.residence import Residence
+from aloader.settings import way_of
 
 
 class Drawing(Plain):
@@ -68,6 +71,22 @@ def test_inside_the_number_decides_and_outside_nothing_has_happened(generators, 
         assert all(a != b for a, b in zip(seen[one], seen[other], strict=True))
 
 
+def test_ranks_draw_numbers_of_their_own():
+    def drawn_by(rank: int) -> list[float]:
+        settings: Any = SimpleNamespace(
+            device="cpu",
+            device_prefetch=1,
+            device_transform=lambda batch: torch.rand(2).tolist(),
+            ranks=SimpleNamespace(rank=rank),
+        )
+        way = way_of(settings, Residence(Plain(torch.device("cpu"))), 1, 0, None)
+        assert way is not None
+        return way.give(way.begin(None, 0))
+
+    assert drawn_by(0) == drawn_by(0)
+    assert drawn_by(0) != drawn_by(1)
+
+
 def test_after_an_error_too_all_is_as_it_was():
     device = Drawing()
     outside = everything(device)
@@ -94,6 +113,19 @@ def test_where_the_device_fails_the_programs_own_are_put_back(kind):
     with pytest.raises(RuntimeError, match="no"), drawn(device, 1):
         device.draw()
     assert everything(device)[1:] == outside
+
+
+class Lost(Generators):
+    def put(self, state: Any) -> None:
+        raise RuntimeError("no")
+
+
+def test_where_the_programs_own_cannot_be_put_back_the_devices_is():
+    device = Drawing()
+    outside = everything(device)[0]
+    with pytest.raises(RuntimeError, match="no"), drawn(device, 1, Lost(shared=True)):
+        device.draw()
+    assert everything(device)[0] == outside
 
 
 def test_one_inside_another():

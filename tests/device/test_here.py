@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from aloader import DataLoader, options
+from aloader import DataLoader, LoaderBusy, options
 from aloader.testing import SimulatedAccelerator
 from tests.device.kit import SIZE, AsyncStamped, Stamped, Steps, batches_of
 
@@ -94,6 +94,24 @@ async def test_who_waits_for_room_asks_by_the_clock(kind):
     assert sim.asked < 3 * seconds / options.DEVICE_POLL + 50, "the loop has spun"
     assert steps.seen() == batches_of(4 * SIZE)
     sim.check()
+
+
+@pytest.mark.asyncio
+async def test_two_tasks_that_wait_for_room_are_one_too_many():
+    sim = Watched()
+    steps = Steps(sim, 1e6)  # longer than anybody asks
+    async with DataLoader(Stamped(3 * SIZE, ROW), SIZE, device=sim, device_prefetch=1) as loader:
+        batches = aiter(loader)
+        for _ in range(2):
+            steps.step(await anext(batches))
+        asked, first = sim.asked, asyncio.create_task(batches.__anext__())
+        while sim.asked == asked:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        with pytest.raises(LoaderBusy):
+            await asyncio.wait_for(anext(batches), 5)
+        sim.synchronize()
+        steps.step(await first)
+    assert steps.seen() == batches_of(3 * SIZE)
 
 
 @KINDS

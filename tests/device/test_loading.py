@@ -315,7 +315,9 @@ def test_the_draws_of_a_transform_are_the_same_for_any_number_of_workers(seed):
     here = noise(seed=seed)
     torch.manual_seed(3)
     epochs = 1 if seed is None else 2  # torch draws no new seed for workers that are kept
-    assert noise(seed=seed, num_workers=2, persistent_workers=True)[:epochs] == here[:epochs]
+    first, second = noise(seed=seed, num_workers=2, persistent_workers=True)
+    assert [first, second][:epochs] == here[:epochs]
+    assert first != second
 
 
 @pytest.mark.asyncio

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import mmap
 import os
@@ -9,6 +10,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +20,9 @@ from aloader import options
 from aloader.channel import shared
 from aloader.channel.arena import Place
 from aloader.channel.leases import Kept
+from aloader.device import pages as module_of_pages
 from aloader.device.pages import Pages
+from aloader.settings import pages_of
 from tests.device.locker import PATIENCE, Room, is_mapped
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -30,6 +35,14 @@ def room() -> Iterator[Room]:
     room = Room()
     yield room
     room.leave()
+
+
+class Ended:
+    """A thread that is no more."""
+
+    @staticmethod
+    def is_alive() -> bool:
+        return False
 
 
 # -- locking -----------------------------------------------------------------------------------------------------------
@@ -60,11 +73,14 @@ def test_one_helper_serves_all_and_nobody_waits_for_it(room):
     assert len(room.locker.threads) == 1
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", ["nothing", "making", "mapping"])
 def test_its_pages_are_there_before_they_are_locked(room, monkeypatch, fails):
-    """Made, and mapped here: locking finds nothing to do but that. Where they cannot be made, mapping makes them."""
-    if fails:
+    """Made, and mapped here: locking finds nothing to do but that. Where they cannot be made, mapping makes them. Old
+    kernels map nothing when they are asked to; there they are made at least, without the GIL."""
+    if fails == "making":
         monkeypatch.setattr(os, "posix_fallocate", lambda fd, at, nbytes: os.close(-1))
+    if fails == "mapping":
+        monkeypatch.setattr(module_of_pages, "_map_pages", lambda address, nbytes: None)
     room.locker.gate.clear()
     fd = shared.create(40 * MIB, "test")
     watch = os.dup(fd)
@@ -72,7 +88,7 @@ def test_its_pages_are_there_before_they_are_locked(room, monkeypatch, fails):
     room.locker.wait(lambda: room.locker.did("locking"))
     assert os.fstat(watch).st_blocks * 512 == 40 * MIB
     ((address, _),) = room.locker.did("locking")
-    assert resident(address) == 40 * MIB
+    assert resident(address) == (0 if fails == "mapping" else 40 * MIB)
     os.close(watch)
 
 
@@ -108,6 +124,20 @@ def test_what_others_copy_from_is_locked_as_a_whole(room, monkeypatch):
     assert [nbytes for _, nbytes in room.locker.did("lock")] == [3 * MIB]
 
 
+@pytest.mark.parametrize(("device", "locked"), [("cpu", [MIB, MIB]), (None, [2 * MIB])])
+def test_a_loader_has_half_of_its_memory_locked_and_in_pieces_only_where_it_copies_itself(
+    room, monkeypatch, device, locked
+):
+    monkeypatch.setattr(options, "LOCK_BYTES", MIB)
+    room.locker.locks = True
+    settings: Any = SimpleNamespace(device=device, pin_memory="arena", memory_bytes=4 * MIB)
+    room.pages = room.mappings.pages = pages_of(settings, room.locker, room.warned.append)
+    for number in range(2):
+        room.segment(number, 2 * MIB)
+    room.settle()
+    assert [nbytes for _, nbytes in room.locker.did("lock")] == locked
+
+
 def test_no_more_than_the_limit_is_locked_at_once():
     room = Room(limit=3 * MIB)
     for number, nbytes in enumerate([2 * MIB, 2 * MIB, MIB]):
@@ -123,8 +153,9 @@ def test_no_more_than_the_limit_is_locked_at_once():
     room.leave()
 
 
-def test_a_refusal_is_told_once_and_nothing_more_is_tried():
-    room = Room(refuses=MIB)
+def test_a_refusal_is_told_once_and_nothing_more_is_tried(monkeypatch):
+    room, touched = Room(refuses=MIB), []
+    monkeypatch.setattr(module_of_pages, "_make_pages", lambda *of: touched.append(of))
     for number in range(4):
         room.segment(number)
     room.settle()
@@ -134,7 +165,7 @@ def test_a_refusal_is_told_once_and_nothing_more_is_tried():
     assert "copied into pinned memory by a thread instead" in text
     assert text.endswith("Refused were 1 MB: no more of it")
     assert room.pages.refused == "no more of it"
-    assert len(room.locker.did("locking")) == 2
+    assert len(room.locker.did("locking")) == len(touched) == 2
     assert room.pages.locked_bytes == MIB
     room.leave()
 
@@ -222,6 +253,58 @@ def test_closing_stops_at_what_is_being_locked(room):
     assert room.pages.locked_bytes == MIB
 
 
+def test_the_helper_is_not_torn_out_of_the_driver_when_the_program_ends(room):
+    """Whoever maps: a thread is a daemon if it was started by one, unless it says otherwise."""
+    room.locker.gate.clear()
+    mapping = threading.Thread(target=room.segment, daemon=True)
+    mapping.start()
+    mapping.join(PATIENCE)
+    room.locker.wait(lambda: room.locker.did("locking"))
+    (daemon,) = [thread.daemon for thread in threading.enumerate() if thread.name == "aloader-lock"]
+    assert not daemon
+
+
+def test_when_the_program_has_ended_nothing_more_is_locked(room, monkeypatch):
+    """It waits for the helper."""
+    room.locker.gate.clear()
+    for number in range(3):
+        room.segment(number)
+    room.locker.wait(lambda: room.locker.did("locking"))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "main_thread", lambda: Ended)
+        room.locker.gate.set()
+        room.settle()
+    assert len(room.locker.did("lock")) == 1
+
+
+@pytest.mark.parametrize("goes", ["closed", "dropped"])
+def test_of_what_goes_while_its_pages_are_made_no_more_are(room, monkeypatch, goes):
+    """There may be others at its address by then."""
+    made, gate, begun = [], threading.Event(), threading.Event()
+
+    def make(fd: int, at: int, nbytes: int) -> None:
+        made.append(at)
+        begun.set()
+        assert gate.wait(PATIENCE)
+
+    monkeypatch.setattr(module_of_pages, "_make_pages", make)
+    room.segment(0, 40 * MIB)
+    assert begun.wait(PATIENCE)
+    (region,) = room.pages._regions.values()
+    memory = room.mappings.retire(0)
+    unmapping = threading.Thread(target=memory.close if goes == "closed" else int)
+    del memory
+    unmapping.start()
+    while goes == "closed" and not region.going:
+        os.sched_yield()
+    gate.set()
+    unmapping.join(PATIENCE)
+    room.settle()
+    assert made == [0]
+    assert room.locker.calls == []
+    assert room.pages.unlocked_bytes == 0
+
+
 # -- unlocking ---------------------------------------------------------------------------------------------------------
 
 
@@ -257,6 +340,20 @@ def test_of_what_goes_while_a_piece_is_locked_no_further_piece_is(room, monkeypa
     assert [what for what, _, _ in room.locker.calls] == ["locking", "lock", "unlock"]
     del view
     memory.close()
+
+
+def test_what_dies_while_a_piece_is_locked_lives_until_that_can_be_unlocked(room):
+    """Its last view may go at any time, and a driver must not be left with memory that is none."""
+    room.locker.gate.clear()
+    room.segment()
+    room.locker.wait(lambda: room.locker.did("locking"))
+    dead = weakref.ref(room.mappings.retire(0))
+    assert dead() is not None
+    room.locker.gate.set()
+    room.locker.wait(lambda: room.locker.did("unlock"))
+    room.settle()
+    assert dead() is None
+    assert [what for what, _, _ in room.locker.calls] == ["locking", "lock", "unlock"]
 
 
 def test_what_goes_before_its_turn_is_never_locked(room):
@@ -336,6 +433,67 @@ def test_what_dies_with_its_last_view_is_unlocked_elsewhere_and_then_goes(room):
     assert threading.get_ident() not in room.locker.threads
     assert not is_mapped(address)
     assert room.pages.unlocked_bytes == 0
+
+
+def test_who_drops_it_waits_for_nobody(room):
+    """It may be the collector, in the middle of whatever takes that lock."""
+
+    def drop() -> None:
+        with room.pages._mutex:
+            del room.mappings._segments[0]
+
+    room.segment()
+    room.settle()
+    dropping = threading.Thread(target=drop, daemon=True)
+    dropping.start()
+    dropping.join(PATIENCE)
+    assert not dropping.is_alive()
+    room.locker.wait(lambda: room.locker.did("unlock"))
+
+
+def test_where_no_thread_can_be_had_it_is_unlocked_at_once(room, monkeypatch):
+    def fail(*of: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    room.segment()
+    room.settle()
+    with monkeypatch.context() as patched:
+        patched.setattr(_thread, "start_new_thread", fail)
+        del room.mappings._segments[0]
+        ((address, _),) = room.locker.did("unlock")
+        assert not is_mapped(address)
+    assert room.locker.threads >= {threading.get_ident()}
+
+
+def test_when_the_program_has_ended_it_goes_as_it_is(room, monkeypatch):
+    """A driver may be half gone, and no helper is started any more."""
+    room.segment()
+    room.settle()
+    started = []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "main_thread", lambda: Ended)
+        patched.setattr(_thread, "start_new_thread", lambda *of: started.append(of))
+        del room.mappings._segments[0]
+    assert started == []
+    room.locker.locked.clear()
+    room.pages._regions.clear()
+
+
+def test_what_somebody_has_found_again_is_unlocked_and_stays_while_he_looks(room):
+    """With the collector's `get_objects`, say."""
+    for number in range(2):
+        room.segment(number)
+    room.settle()
+    room.locker.gate.clear()
+    room.segment(2)
+    room.locker.wait(lambda: len(room.locker.did("locking")) == 3)
+    del room.mappings._segments[0]
+    view = np.frombuffer(room.pages._dropped[0], np.uint8)
+    room.locker.gate.set()
+    room.locker.wait(lambda: room.locker.did("unlock"))
+    room.settle()
+    assert is_mapped(view.ctypes.data)
+    assert room.pages.locked_bytes == 2 * MIB
 
 
 def test_what_dies_unlocked_just_goes(room):

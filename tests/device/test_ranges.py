@@ -11,11 +11,12 @@ from aloader.device.ranges import Ranges, copy_in_pieces
 
 
 def borders_of(tensor: torch.Tensor, *sizes: int) -> list[int]:
-    """With ranges of these sizes, one behind the other, from where the tensor's storage begins."""
-    ranges, at = Ranges(), tensor.untyped_storage().data_ptr()
-    for size in sizes:
+    """With ranges of these sizes, one behind the other from where the tensor's storage begins, added from the last, as
+    `Pages` locks them."""
+    ranges, at = Ranges(), tensor.untyped_storage().data_ptr() + sum(sizes)
+    for size in reversed(sizes):
+        at -= size
         ranges.add(at, size)
-        at += size
     return ranges.borders(tensor)
 
 

@@ -48,6 +48,33 @@ def test_what_is_dropped_counts_until_its_stream_is_done_and_then_nothing_is_lef
     assert not residence._leaving
 
 
+def test_room_is_there_as_soon_as_the_device_is_done_with_what_was_dropped_first(sim):
+    residence = Residence(sim)
+    for _ in range(2):
+        sim.launch("step", 1.0)
+        given(residence)
+    residence.make_room()
+    assert 1.0 < sim.now < 1.1
+    assert not residence.full(0, 2)
+    assert residence.full(0, 1)
+
+
+def test_another_epoch_that_looks_in_another_thread_is_no_harm(sim, monkeypatch):
+    """It has seen the event pass, too, and was faster."""
+    residence, passed, faster = Residence(sim), sim.passed, []
+    given(residence)
+    sim.synchronize()
+
+    def overtaken(event: Any) -> bool:
+        monkeypatch.setattr(sim, "passed", passed)
+        faster.append(not residence.full(0, 1))
+        return passed(event)
+
+    monkeypatch.setattr(sim, "passed", overtaken)
+    assert not residence.full(0, 1)
+    assert faster == [True]
+
+
 def test_tensors_without_a_storage_of_their_own_are_given_too(sim):
     residence = Residence(sim)
     sparse = torch.eye(2).to_sparse()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 import weakref
 from collections import deque
@@ -124,6 +125,47 @@ def test_nor_does_one_that_fails_while_its_last_copies_are_waited_for():
     assert [source() for source in kept] == [None, None]
 
 
+def closed_under_way(sim: Any) -> list[weakref.ref[Any]]:
+    """The sources of copies that run when a stage is closed."""
+    stage = stage_of(sim)
+    sources = [sim.pin(torch.ones(1000)) for _ in range(2)]
+    stage.advance(queue_of(*sources))
+    stage.close()
+    return [weakref.ref(source.untyped_storage()) for source in sources]
+
+
+def test_who_waits_for_the_last_copies_is_not_torn_out_of_the_driver_when_the_program_ends():
+    """Whoever closes: a thread is a daemon if it was started by one, unless it says otherwise."""
+    sim, waiting, gate = SimulatedAccelerator(h2d=1e6), [], threading.Event()
+    join = sim.join
+
+    def joined(event: Any) -> None:
+        waiting.append(threading.current_thread().daemon)
+        assert gate.wait(10)
+        join(event)
+
+    sim.join = joined  # type: ignore[method-assign]
+    closing = threading.Thread(target=closed_under_way, args=(sim,), daemon=True)
+    closing.start()
+    closing.join(10)
+    gate.set()
+    wait_for_threads()
+    assert waiting == [False, False]
+
+
+def test_where_no_thread_can_be_had_who_closes_waits_for_the_last_copies(monkeypatch):
+    """At the end of the interpreter, say."""
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sim = SimulatedAccelerator(h2d=1e6)
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    kept = closed_under_way(sim)
+    assert sim.now > 8e-3, "nobody has waited"
+    assert [source() for source in kept] == [None, None]
+
+
 def test_an_event_that_cannot_be_asked_is_not_counted():
     """One that was recorded in a capture, say: the next batch is begun, or fails, by itself."""
     sim = Failing()
@@ -152,6 +194,81 @@ def test_an_error_that_is_kept_does_not_keep_the_batches_behind_it():
     gone = weakref.ref(batch)
     del batch
     assert gone() is None, kept
+
+
+class Thrower:
+    """Its error is raised where the device begins, or where it is pinned: at once, or by the helper."""
+
+    def __init__(self, where: str, nbytes: int) -> None:
+        self.where = where
+        self.x = torch.ones(nbytes, dtype=torch.uint8)
+
+    def pin_memory(self) -> Thrower:
+        self._throw("pin_memory")
+        return self
+
+    def to(self, device: torch.device) -> Any:
+        self._throw("to")
+
+    def _throw(self, where: str) -> None:
+        if self.where == where:
+            raise ValueError(where)
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["taken", "closed"])
+@pytest.mark.parametrize("nbytes", [1, options.PIN_AT_ONCE_BYTES + 1], ids=["at once", "by the helper"])
+@pytest.mark.parametrize("where", ["to", "pin_memory"])
+def test_an_error_that_is_dropped_takes_its_batch_with_it(where, nbytes, taken):
+    """And the leases on workers' memory that it holds, without the garbage collector."""
+    stage = stage_of(simulated())
+    queue = queue_of(Thrower(where, nbytes))
+    gone = weakref.ref(queue[0].batch)
+    gc.disable()
+    try:
+        stage.settle(queue)
+        outcome = queue.popleft()
+        if taken:
+            with contextlib.suppress(ValueError):
+                stage.take(outcome)
+        del outcome
+        stage.close()
+        wait_for_threads()
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("nbytes", [4, options.PIN_AT_ONCE_BYTES + 4], ids=["at once", "by the helper"])
+def test_what_lies_in_host_memory_is_let_go_when_nothing_reads_it_any_more(nbytes):
+    """The batch that came, when it has been pinned; that, when the device is done with it: also before it is taken."""
+    sim, made = simulated(), []
+    pin = sim.pin
+
+    def pinned(tensor: torch.Tensor) -> torch.Tensor:
+        result = pin(tensor)
+        made.append(weakref.ref(result))
+        return result
+
+    sim.pin = pinned  # type: ignore[method-assign]
+    sim.open()
+    stage = Stage(Moving(sim, 1), 1, lambda outcome: outcome.batch.pop(), lambda seq: seq)
+    queue = queue_of([torch.ones(nbytes, dtype=torch.uint8)])
+    came = weakref.ref(queue[0].batch[0])
+    stage.advance(queue)
+    if nbytes > options.PIN_AT_ONCE_BYTES:
+        stage._helper().submit(int).result(10)  # so it has dropped what came before that
+    assert came() is None
+    stage.advance(queue)
+    assert stage.ready(queue[0])
+    sim.synchronize()
+    stage.advance(queue)
+    assert [pinned() for pinned in made] == [None]
+    stage.close()
+
+
+def test_an_error_of_a_worker_is_ready():
+    """Nothing has to be done with it."""
+    assert stage_of(Plain(torch.device("cpu"))).ready(SimpleNamespace(seq=0, error=ValueError()))
 
 
 class Ending:
@@ -336,6 +453,44 @@ def test_whoever_asks_for_the_next_batch_in_a_transform_is_told_that_it_is_not_t
         stage.take(queue.popleft())
 
 
+def test_a_transform_that_leads_back_here_is_called_once_for_a_batch():
+    """It runs the loop that it is called in, as notebooks let it, and the loop advances when a batch arrives."""
+    called = []
+
+    def transform(batch: Any) -> Any:
+        called.append(float(batch))
+        if len(called) == 1:
+            queue.append(SimpleNamespace(seq=1, batch=torch.ones(())))
+            stage.advance(queue)
+        return batch
+
+    stage = stage_of(Plain(torch.device("cpu")), transform)
+    queue = queue_of(torch.zeros(()))
+    stage.advance(queue)
+    assert called == [0.0]
+    stage.settle(queue)
+    assert float(stage.take(queue.popleft())) == 0.0
+    stage.settle(queue)
+    assert float(stage.take(queue.popleft())) == 1.0
+    assert called == [0.0, 1.0]
+
+
+def test_of_what_a_batch_holds_only_what_is_on_the_device_is_kept_from_being_used_again():
+    recorded = []
+
+    class Elsewhere(Plain):
+        def record(self, stream: Any) -> Any:
+            return "an event"
+
+        def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
+            recorded.append(tensor)
+
+    way = Moving(Elsewhere(torch.device("meta")), 1, lambda batch: [*batch, torch.ones(1)])
+    there, here = way.give(way.begin([torch.ones(1)], 0))
+    assert [tensor is there for tensor in recorded] == [True]
+    assert here.is_cpu
+
+
 # -- what the transform reads -----------------------------------------------------------------------------------------
 
 
@@ -393,10 +548,18 @@ def test_what_a_dataset_has_made_on_the_device_is_there_before_the_transform_beg
 async def test_a_device_that_is_behind_is_not_a_worker_that_is_late():
     """`timeout` is for batches that do not come; these have come, and wait for room."""
     sim = simulated()
-    steps = Steps(sim, 0.3)  # this device is asked six hundred times, one or two every millisecond
-    async with aloader.DataLoader(AsyncStamped(12, 16), SIZE, device=sim, device_prefetch=1, timeout=0.3) as loader:
-        async for batch in loader:
+    steps = Steps(sim, 0.1)  # this device is asked two hundred times, one or two every millisecond
+    async with aloader.DataLoader(AsyncStamped(12, 16), SIZE, device=sim, device_prefetch=1, timeout=60) as loader:
+        batches = aiter(loader)
+        steps.step(await anext(batches))
+        while not batches.run.epoch.idle:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        batches.run.batch_timeout = 0.02  # from here on nothing is waited for but the device
+        before = asyncio.get_running_loop().time()
+        async for batch in batches:
             steps.step(batch)
+            del batch
+        assert asyncio.get_running_loop().time() - before > 5 * batches.run.batch_timeout
     assert steps.seen() == batches_of(12)
     sim.check()
 

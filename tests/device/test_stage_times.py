@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from aloader import DataLoader, options
+from aloader.device import stage as module_of_stage
 from aloader.device.moving import Moving
 from aloader.device.stage import Stage
 from aloader.pool.pump import Pump
@@ -135,6 +136,51 @@ def test_a_helper_pins_what_is_large_meanwhile_all_goes_on_and_then_it_is_told()
     assert line.steps.seen() == batches_of(4)
     line.stage.close()
     line.sim.check()
+
+
+def test_who_waits_for_the_helper_sleeps(monkeypatch):
+    class Gated(Slow):
+        gate, inside = threading.Event(), []
+
+    line, waited, wait = Line(1, Gated), [], module_of_stage.wait
+
+    def waiting(futures: Any) -> Any:
+        waited.extend(futures)
+        Gated.gate.set()
+        return wait(futures)
+
+    monkeypatch.setattr(module_of_stage, "wait", waiting)
+    line.arrive(1)
+    line.stage.settle(line.queue)
+    assert len(waited) == 1
+    line.take()
+    line.stage.close()
+
+
+def test_who_closes_does_not_wait_for_the_helper_and_that_does_no_more_and_ends():
+    class Gated(Slow):
+        gate, inside = threading.Event(), []
+        begun = threading.Event()
+
+        def host(self, batch: Any) -> Any:
+            self.begun.set()
+            return super().host(batch)
+
+    line, told = Line(3, Gated), []
+    line.stage.wake = lambda: told.append("woken")
+    before = set(threading.enumerate())
+    line.arrive(3)
+    line.advance()
+    (helper,) = set(threading.enumerate()) - before
+    assert Gated.begun.wait(PATIENCE)
+    line.stage.close()
+    assert Gated.inside == []
+    assert helper.is_alive(), "it has been waited for"
+    Gated.gate.set()
+    helper.join(PATIENCE)
+    assert not helper.is_alive()
+    assert len(Gated.inside) == 1
+    assert told == []
 
 
 def test_what_comes_behind_a_batch_that_is_being_pinned_is_begun_behind_it():
@@ -262,6 +308,20 @@ def test_what_had_no_room_is_begun_by_the_clock_when_the_device_has_come_so_far(
         line.take()
         assert line.steps.seen() == batches_of(12)
         line.sim.check()
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("what", ["stir", "arm"])
+def test_who_is_told_often_looks_once(what):
+    async def main() -> None:
+        line = Line(ahead=1)
+        gauge = Gauge(line)
+        for _ in range(2):
+            for _ in range(3):
+                getattr(line.stage, what)()
+            await asyncio.sleep(1)  # sleep: virtual time
+        assert len(gauge.at) == 2
 
     simulate(main)
 

@@ -222,6 +222,52 @@ def test_torchs_own_kinds_of_tuples_keep_their_types():
     assert type(found[1]) is torch.Size
 
 
+class Encoding(collections.UserDict[str, Any]):
+    """As transformers' BatchEncoding."""
+
+    def to(self, device: str) -> str:
+        return f"an encoding {device}"
+
+
+def test_a_mapping_that_can_move_itself_does():
+    assert doubled([Encoding(a=torch.ones(1))]) == ["an encoding somewhere"]
+
+
+@dataclasses.dataclass
+class Made:
+    """Nobody may make another one."""
+
+    image: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if self.image.sum() != 0:
+            raise ValueError("only empty ones are made")
+
+
+def test_a_dataclass_is_copied_and_not_made_again():
+    made = Made(torch.zeros(1))
+    made.image = torch.ones(1)
+    assert doubled(made).image.tolist() == [2]
+
+
+class Text(str):
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("nobody looks at it letter by letter")
+
+
+class Binary(bytearray):
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("nobody looks at it byte by byte")
+
+
+@pytest.mark.parametrize("flat", [Text("text"), Binary(b"bytes")])
+def test_text_is_not_walked(flat):
+    assert doubled([flat])[0] is flat
+    assert list(tensors_in([flat])) == []
+
+
 class Email(dict[str, Any]):
     """Keys are attributes, and one of them is "to"."""
 
@@ -345,6 +391,18 @@ def test_tensors_are_found_in_order_each_once_wherever_they_lie():
     assert list(tensors_in("text")) == list(tensors_in(range(3))) == list(tensors_in(Thing)) == []
 
 
+class Wrapping(Row):
+    """As `Fresh`, but its items are dicts."""
+
+    def __getitem__(self, place: Any) -> Any:
+        return {"x": torch.full((1,), float(self.items[place]))}
+
+
+def test_containers_that_are_gone_at_once_are_not_taken_for_each_other():
+    batch = [Wrapping([n]) for n in range(20)]
+    assert len(list(tensors_in(batch))) == 20
+
+
 def test_what_an_object_refers_to_far_away_is_not_looked_at():
     near = far = Thing(t=torch.ones(1))
     for _ in range(DEPTH - 1):
@@ -355,7 +413,7 @@ def test_what_an_object_refers_to_far_away_is_not_looked_at():
     assert list(tensors_in(far)) == []
     deep: Any = torch.ones(1)
     for _ in range(50):
-        deep = [{"a": deep}]
+        deep = [{"a": collections.deque([deep])}]
     assert len(list(tensors_in(deep))) == 1
 
 

@@ -257,7 +257,18 @@ def test_luck_is_told_though_the_bytes_are_right(sim: SimulatedAccelerator) -> N
     told(sim, "nothing but luck orders 'step' on stream 'compute' behind 'copy' on stream 'side'")
 
 
-@pytest.mark.parametrize("how", ["join", "passed", "synchronize"])
+def test_an_event_is_no_promise_of_what_is_given_behind_it(sim: SimulatedAccelerator) -> None:
+    event = sim.record(sim.side)
+    with sim.on(sim.side):
+        device = sim.copy(sim.pin(batch(1)))
+    sim.advance(1.0)
+    sim.wait(sim.current(), event)
+    sim.launch("step", 1e-3, total, [device])
+    sim.synchronize()
+    told(sim, "nothing but luck orders 'step'")
+
+
+@pytest.mark.parametrize("how", ["join", "passed", "synchronize", "read"])
 def test_what_the_host_has_seen_is_no_luck(sim: SimulatedAccelerator, how: str) -> None:
     with sim.on(sim.side):
         device = sim.copy(sim.pin(batch(1)))
@@ -266,6 +277,9 @@ def test_what_the_host_has_seen_is_no_luck(sim: SimulatedAccelerator, how: str) 
         sim.join(event)
     elif how == "synchronize":
         sim.synchronize(sim.side)
+    elif how == "read":
+        with sim.on(sim.side):
+            sim.read(device)
     else:
         assert not sim.passed(event)
         while not sim.passed(event):
@@ -405,6 +419,19 @@ def test_a_kernel_that_fails_is_told_even_if_nobody_asks_for_its_result(sim: Sim
     with pytest.raises(ZeroDivisionError):
         launch.result  # noqa: B018
     told(sim, "'step' on stream 'compute' failed: ZeroDivisionError")
+
+
+def test_a_kernel_keeps_nothing_once_it_has_been_executed(sim: SimulatedAccelerator) -> None:
+    host = batch(1)
+    launch, kept = sim.launch("step", 1e-3, total, [host]), weakref.ref(host.untyped_storage())
+    del host
+    sim.synchronize()
+    assert launch.result == N
+    assert kept() is None
+
+
+def test_a_pinned_copy_belongs_to_no_graph(sim: SimulatedAccelerator) -> None:
+    assert sim.pin(batch(1).requires_grad_()).is_leaf
 
 
 def test_a_check_in_the_middle_changes_nothing(sim: SimulatedAccelerator) -> None:
@@ -551,6 +578,8 @@ def test_memory_is_held_as_long_as_any_view_of_it(sim: SimulatedAccelerator) -> 
         assert sim.resident_bytes == 4000
         views.pop(0)
     assert sim.resident_bytes == 0
+    assert sim.peak_bytes == 4000
+    sim.copy(batch(1, 1))
     assert sim.peak_bytes == 4000
 
 
