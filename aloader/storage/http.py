@@ -200,20 +200,23 @@ class HTTPStore(BaseStore):
     @contextmanager
     def _reached(self, key: str, place: str) -> Iterator[None]:
         """Until the answer's head is there."""
-        from aiohttp import ClientConnectorError, ClientError, ClientResponseError, ConnectionTimeoutError
+        from aiohttp import ClientConnectorError, ClientError, ClientResponseError, ConnectionTimeoutError, InvalidURL
 
         what = f"cannot read {key!r} in {self!r}"
         try:
             yield
-        except (ClientConnectorError, ConnectionTimeoutError) as error:
-            why = "in time" if isinstance(error, TimeoutError) else "there"
+        except ConnectionTimeoutError:  # it shows the whole URL, which may be signed
             raise StoreUnreachable(
-                f"{what}: nothing answers {why} at {place}: is the server up, and is the URL right? ({error})", key
+                f"{what}: nothing answers in time at {place}: is the server up, and is the URL right?", key
+            ) from None
+        except ClientConnectorError as error:
+            raise StoreUnreachable(
+                f"{what}: nothing answers there at {place}: is the server up, and is the URL right? ({error})", key
             ) from error
         except TimeoutError as error:
             raise StoreUnreachable(f"{what}: {place} went silent: if it is slow, raise read_timeout=", key) from error
         except ClientError as error:
-            shows = isinstance(error, ClientResponseError)  # the whole URL, which may be signed, and all headers
+            shows = isinstance(error, ClientResponseError | InvalidURL)  # the whole URL, and all headers
             raise BrokenTransfer(f"{what}: {place} broke the connection off before it answered", key) from (
                 None if shows else error
             )

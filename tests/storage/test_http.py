@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+import aiohttp
 import pytest
 
 from aloader.errors import (
@@ -123,6 +124,20 @@ async def test_a_refused_connection_and_a_silent_server_are_unreachable(closed_p
         async with HTTPStore(f"http://127.0.0.1:{silent.getsockname()[1]}", read_timeout=0.02) as store:
             with pytest.raises(StoreUnreachable, match="went silent: if it is slow, raise read_timeout="):
                 await store.get("key")
+
+
+@pytest.mark.asyncio
+async def test_a_connection_that_is_not_made_in_time_is_told_of_without_the_query(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def never(*_: object, **__: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(aiohttp.TCPConnector, "connect", never)
+    async with HTTPStore("http://127.0.0.1:9/data?signature=hush") as store:
+        with pytest.raises(StoreUnreachable, match="nothing answers in time at http:") as caught:
+            await store.get("key")
+    assert "hush" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.asyncio
