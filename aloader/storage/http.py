@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, NamedTuple, NoReturn, Self
 from urllib.parse import quote, urljoin, urlsplit
 
 from aloader.errors import BadRange, BrokenTransfer, NotOpen, ObjectChanged, StorageError, StoreUnreachable
@@ -18,9 +18,17 @@ from aloader.options import CONCURRENCY
 from aloader.storage import http_answers as answers
 from aloader.storage.base import BaseStore, ObjectInfo, Request, Response, check_data, check_key
 from aloader.storage.lifetime import PerLoop
+from aloader.storage.proxies import Proxies
 
 #: Redirects that are followed: those of a store with a mirror, a login that has been given up, and some more.
 REDIRECTIONS: Final = 10
+
+
+class _Web(NamedTuple):
+    """What a store asks with, on one loop."""
+
+    session: Any  # aiohttp's
+    proxies: Proxies
 
 
 class HTTPStore(BaseStore):
@@ -28,7 +36,8 @@ class HTTPStore(BaseStore):
 
     Needs the extra `http`. `headers` go with every request to this server, and to no other that it redirects to; a
     query in the URL (of a signed one) goes with every request too. Neither is ever shown. `connect_timeout` and
-    `read_timeout` are seconds; the latter bounds each wait for bytes. Proxies are those of the environment.
+    `read_timeout` are seconds; the latter bounds each wait for bytes. Proxies are those of the environment, with the
+    credentials in their URLs; ~/.netrc is not read.
 
     It can neither be listed nor written to. A server that knows no ranges works, but sends every object from its front.
 
@@ -107,7 +116,7 @@ class HTTPStore(BaseStore):
     async def __aexit__(self, *_: object) -> None:
         await self._opened.leave()
 
-    async def _open(self, stack: AsyncExitStack) -> Any:
+    async def _open(self, stack: AsyncExitStack) -> _Web:
         aiohttp = await asyncio.to_thread(_aiohttp)
         connect, read = self._timeouts
         session = aiohttp.ClientSession(
@@ -115,9 +124,9 @@ class HTTPStore(BaseStore):
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=read),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            trust_env=True,
+            trust_env=False,  # it is more than proxies: see there
         )
-        return await stack.enter_async_context(session)
+        return _Web(await stack.enter_async_context(session), Proxies())
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -126,10 +135,10 @@ class HTTPStore(BaseStore):
         self, method: str, key: str, headers: Mapping[str, str], accepted: frozenset[int] = frozenset()
     ) -> AsyncIterator[Any]:
         """The answer of 200, 206 or 416, behind all redirects; of another status only if `accepted`."""
-        session = self._opened.get()
+        web = self._opened.get()
         url = f"{self._base}/{quote(check_key(key), safe='/')}" + (f"?{self._query}" if self._query else "")
         for _ in range(REDIRECTIONS):
-            async with self._sent(session, method, url, headers, key) as answer:
+            async with self._sent(web, method, url, headers, key) as answer:
                 if answer.status not in answers.REDIRECTS:
                     if answer.status not in accepted and answer.status not in (200, 206, 416):
                         place = _origin(url)
@@ -140,17 +149,16 @@ class HTTPStore(BaseStore):
         raise StorageError(f"cannot read {key!r} in {self!r}: more than {REDIRECTIONS} redirects", key)
 
     @asynccontextmanager
-    async def _sent(
-        self, session: Any, method: str, url: str, headers: Mapping[str, str], key: str
-    ) -> AsyncIterator[Any]:
+    async def _sent(self, web: _Web, method: str, url: str, headers: Mapping[str, str], key: str) -> AsyncIterator[Any]:
         """One request, and its answer's head. The connection goes back if the body has been read, else it is closed."""
         from yarl import URL
 
         own = self._headers if _origin(url) == self._origin else {}
-        with self._while_open(session, key):
+        proxy = await web.proxies.towards(url)
+        with self._while_open(web.session, key):
             with self._reached(key, _origin(url)):
-                answer = await session.request(
-                    method, URL(url, encoded=True), headers={**own, **headers}, allow_redirects=False
+                answer = await web.session.request(
+                    method, URL(url, encoded=True), headers={**own, **headers}, allow_redirects=False, proxy=proxy
                 )
             async with answer:
                 yield answer

@@ -4,6 +4,7 @@ answers come is written out here, byte by byte."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import pickle
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import aiohttp
@@ -213,6 +215,38 @@ async def test_headers_go_to_the_server_and_not_to_where_it_redirects() -> None:
             assert not {"authorization", "x-key"} & seen[0].headers.keys()
             assert "hush" not in repr(store)
             assert pickle.loads(pickle.dumps(store))._headers == headers
+
+
+@pytest.mark.asyncio
+async def test_nothing_of_netrc_is_sent_to_anybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password hush\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    async with serving(lambda asked: answer(200, b"1")) as (url, seen):
+        async with HTTPStore(f"{url}/d?sig=x") as store:
+            await store.get("key")
+        async with HTTPStore(url, headers={"Authorization": "Bearer T"}) as store:
+            await store.get("key")
+    assert [each.headers.get("authorization") for each in seen] == [None, "Bearer T"]
+
+
+@pytest.mark.asyncio
+async def test_the_proxy_of_the_environment_is_asked_with_its_credentials_but_where_it_is_not_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("no_proxy", "NO_PROXY", "http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    async with serving(lambda asked: answer(200, b"1")) as (url, seen):
+        port = url.rpartition(":")[2]
+        monkeypatch.setenv("http_proxy", f"http://me:p%40ss@127.0.0.1:{port}")
+        async with HTTPStore("http://proxied.test/d") as store:
+            assert await store.get("key") == b"1"
+        monkeypatch.setenv("no_proxy", f"127.0.0.1:{port}")
+        async with HTTPStore(url) as store:
+            assert await store.get("key") == b"1"
+    assert [each.target for each in seen] == ["http://proxied.test/d/key", "/key"]
+    login = "Basic " + base64.b64encode(b"me:p@ss").decode()
+    assert [each.headers.get("proxy-authorization") for each in seen] == [login, None]
+    assert not any("authorization" in each.headers for each in seen)
 
 
 @pytest.mark.asyncio
