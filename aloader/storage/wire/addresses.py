@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+from itertools import zip_longest
 from typing import Final
 
 #: Seconds for which addresses are used. Large stores change theirs by the minute, to spread their load.
@@ -42,9 +43,8 @@ class Addresses:
                     raise _copied(self._failure)
                 if loop.time() >= self._until:
                     await self._look()
-        first = self._turn % len(self._found)
         self._turn += 1
-        return (self._found[first:] + self._found[:first])[:TRIED]
+        return _mixed(self._found, self._turn - 1)[:TRIED]
 
     async def _look(self) -> None:
         loop = asyncio.get_running_loop()
@@ -76,3 +76,12 @@ class Addresses:
 def _copied(error: OSError) -> OSError:
     """To be raised for somebody else, without what the traceback of this one holds."""
     return type(error)(*error.args)
+
+
+def _mixed(found: list[str], turn: int) -> list[str]:
+    """One of each family after the other (RFC 8305, 4), since a host may have no way to one of them; each in turn."""
+    families: dict[bool, list[str]] = {}  # the first is the one that the system prefers
+    for address in found:
+        families.setdefault(":" in address, []).append(address)
+    turned = [each[turn % len(each) :] + each[: turn % len(each)] for each in families.values()]
+    return [address for row in zip_longest(*turned) for address in row if address is not None]

@@ -59,3 +59,17 @@ def test_who_waits_for_a_lookup_that_fails_does_not_look_again_but_the_next_does
             assert host.lookups == lookups
 
     simulate(main)
+
+
+def test_each_connection_tries_both_families_the_preferred_one_first() -> None:
+    async def main() -> None:
+        host = Named(["::1", "::2", "::3", "::4", "10.0.0.1", "10.0.0.2"])
+        assert [await host.in_turn() for _ in range(5)] == [
+            ["::1", "10.0.0.1", "::2"],
+            ["::2", "10.0.0.2", "::3"],
+            ["::3", "10.0.0.1", "::4"],
+            ["::4", "10.0.0.2", "::1"],
+            ["::1", "10.0.0.1", "::2"],
+        ]
+
+    simulate(main)
