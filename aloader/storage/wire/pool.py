@@ -7,6 +7,9 @@ others may rest), or makes a new one.
 *Closed meanwhile.* A server may close a kept connection just when the next request is written. If not one byte of
 an answer has come on a connection that was used before, the request is sent once more, on a new one: GETs may be.
 
+*Forgotten meanwhile.* What stands between may forget a connection that rests, and swallow the next request: that would
+be seen only when the time for its answer is over. So one that has rested for long is not used again.
+
 *Time.* One timer for all requests looks at how they go (see `watch`). It runs only while there are any.
 
 There are no tasks: connections are made by whoever needs one. A request that is cancelled closes its connection.
@@ -31,6 +34,10 @@ T = TypeVar("T")
 
 #: Bytes that are read before it is known how long the body is: a head and a small object.
 SCRATCH: Final = 256 * KIB
+
+#: Seconds for which a connection may rest and be used again: less than those after which firewalls and load balancers
+#: forget it, and most servers close it. A new one takes some milliseconds. (It is aiohttp's number, too.)
+RESTED: Final = 15.0
 
 PORTS: Final = {"http": 80, "https": 443}
 
@@ -158,9 +165,12 @@ class Pool:
     # Connections.
 
     def _kept(self) -> Connection | None:
+        oldest = self._loop.time() - RESTED
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_open:
+            if connection.idle_since < oldest:
+                connection.close()
+            elif connection.is_open:
                 return connection
         return None
 
@@ -182,6 +192,7 @@ class Pool:
             self._active.discard(connection)
         reply = answer.reply()
         if answer.keep and connection.is_open and not self._closed:
+            connection.idle_since = self._loop.time()
             self._idle.append(connection)
         else:
             connection.close()

@@ -9,7 +9,7 @@ import pytest
 
 from aloader.errors import BrokenTransfer, NotOpen, StoreUnreachable
 from aloader.storage.wire.addresses import Addresses
-from aloader.storage.wire.pool import Origin
+from aloader.storage.wire.pool import Origin, Pool
 from tests.storage.wire.conftest import Run
 from tests.storage.wire.scripted import CLOSE, RESET, Said, Scripted, ok, pool_of, scripted
 
@@ -54,6 +54,23 @@ def test_connections_are_kept_used_last_in_first_out_and_never_too_many(run: Run
                 await pool.get("/")
             assert server.made == before
             assert "0 active" in repr(pool)
+
+    run(main())
+
+
+def test_connections_that_have_rested_for_long_are_closed_and_not_used_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with scripted(lambda *_: [ok()]) as server, pool_of(server.origin) as pool:
+            await asyncio.gather(pool.get("/"), pool.get("/"))
+            assert (server.made, len(pool._open)) == (2, 2)
+            for connection in pool._open:
+                own = connection._transport.get_extra_info("socket")  # type: ignore[union-attr]
+                assert own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            monkeypatch.setattr(f"{Pool.__module__}.RESTED", -1.0)
+            assert (await pool.get("/")).body == b"here"
+            assert (server.made, len(pool._open)) == (3, 1)
 
     run(main())
 
