@@ -45,6 +45,40 @@ async def test_links_in_the_folder_are_followed_and_circles_end(tmp_path: Path) 
 
 
 @pytest.mark.asyncio
+async def test_a_link_to_itself_is_no_object(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_bytes(b"1")
+    (tmp_path / "folder" / "loop").symlink_to("loop")
+    async with LocalStore(tmp_path) as store:
+        assert await keys_of(store) == ["folder/file"]
+        with pytest.raises(KeyNotFound):
+            await store.size("folder/loop")
+
+
+@pytest.mark.asyncio
+async def test_lost_and_found_is_passed_over_where_it_may_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = os.scandir
+
+    def denied(path: str) -> Any:  # chmod does not stop root
+        if path.rstrip("/").endswith(("/lost+found", "/secret")):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return look(path)
+
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "file").write_bytes(b"1")
+    monkeypatch.setattr(os, "scandir", denied)
+    async with LocalStore(tmp_path) as store:
+        assert await keys_of(store) == ["file"]
+        with pytest.raises(AccessDenied, match=r"may not list 'lost\+found'"):
+            await keys_of(store, "lost+found/")
+        (tmp_path / "secret").mkdir()
+        with pytest.raises(AccessDenied, match="may not list 'secret'"):
+            await keys_of(store)
+
+
+@pytest.mark.asyncio
 async def test_folders_and_what_is_no_file_are_not_objects(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
