@@ -87,7 +87,7 @@ def read_quickly(path: str, start: int, stop: int | None, ahead: bool) -> bytes 
         status = os.fstat(descriptor)
         size = status.st_size
         end = size if stop is None or stop > size else stop
-        if start >= end or not stat.S_ISREG(status.st_mode):
+        if not 0 < end - start <= READ_BYTES or not stat.S_ISREG(status.st_mode):
             return None
         if ahead and _advise:
             _advise(descriptor, start, end - start, os.POSIX_FADV_WILLNEED)

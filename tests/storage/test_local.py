@@ -138,6 +138,28 @@ async def test_files_that_do_not_tell_their_size_are_read_whole() -> None:
 
 
 @pytest.mark.asyncio
+async def test_what_is_more_than_one_call_gives_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[int] = []
+    pread, preadv = os.pread, os.preadv
+
+    def counted(descriptor: int, nbytes: int, place: int) -> bytes:
+        wanted.append(nbytes)
+        return pread(descriptor, min(nbytes, files.READ_BYTES), place)
+
+    def scattered(descriptor: int, buffers: Any, place: int, *flags: int) -> int:
+        wanted.append(sum(map(len, buffers)))
+        return preadv(descriptor, buffers, place, *flags)
+
+    (tmp_path / "key").write_bytes(b"0123456789")
+    monkeypatch.setattr(files, "READ_BYTES", 4)
+    monkeypatch.setattr(os, "pread", counted)
+    monkeypatch.setattr(os, "preadv", scattered)
+    async with LocalStore(tmp_path) as store:
+        assert await store.get("key") == b"0123456789"
+    assert wanted == [4, 4, 2]
+
+
+@pytest.mark.asyncio
 async def test_unfinished_writes_of_others_are_not_listed(tmp_path: Path) -> None:
     async with LocalStore(tmp_path) as store:
         await store.put("a/key", b"")
