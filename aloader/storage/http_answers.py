@@ -22,6 +22,10 @@ REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 #: What servers say to HEAD that answer GET: not allowed, not known, or signed for GET alone.
 NO_HEAD: Final = frozenset({400, 403, 405, 501})
 
+#: Codings that change nothing. "aws-chunked" is how Amazon's clients upload: some servers keep the word with an object
+#: that they have unpacked.
+PLAIN: Final = frozenset({"", "identity", "aws-chunked"})
+
 
 class Extent(NamedTuple):
     """The bytes in an answer's body: from where, up to where (None: to its end), of how large an object (None: the
@@ -58,7 +62,7 @@ def wanted_stop(request: Request) -> int | None:
 def extent_of(status: int, headers: Mapping[str, str]) -> Extent:
     """What is in the body of an answer of 200 or 206."""
     coding = headers.get("Content-Encoding", "").strip().lower()
-    if coding not in ("", "identity"):
+    if not {each.strip() for each in coding.split(",")} <= PLAIN:
         raise Unclear(f"it sends the object in another coding ({coding}), though it was asked not to")
     if status != 206:
         return Extent(0, None, _number(headers.get("Content-Length")))

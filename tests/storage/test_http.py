@@ -362,6 +362,10 @@ def test_headers_that_say_what_a_body_holds() -> None:
     assert extent_of(200, {"Content-Length": "-2"}) == extent_of(200, {}) == Extent(0, None, None)
     assert size_when_unsatisfied({"Content-Range": "bytes */20"}) == 20
     assert size_when_unsatisfied({"Content-Range": "bytes */*"}) is size_when_unsatisfied({}) is None
+    for plain in ("identity", "aws-chunked", "AWS-Chunked, identity"):
+        assert extent_of(200, {"Content-Length": "20", "Content-Encoding": plain}) == Extent(0, None, 20)
+    with pytest.raises(ValueError, match="gzip"):
+        extent_of(200, {"Content-Encoding": "aws-chunked,gzip"})
     for wrong in ("", "bytes */20", "bytes 0-1/*", "lines 0-1/2"):
         with pytest.raises(ValueError):
             extent_of(206, {"Content-Range": wrong})
