@@ -61,6 +61,7 @@ class HTTPStore(BaseStore):
         self._origin = _origin(url)
         self._timeouts = connect_timeout, read_timeout
         self._max_connections = max_connections
+        self._from_front = False  # by the last answer that told: behind one URL, some objects may have ranges
         self._opened = PerLoop(self, self._open)
 
     def __repr__(self) -> str:
@@ -72,6 +73,10 @@ class HTTPStore(BaseStore):
         """What is behind "?" may say which objects these are."""
         return f"{self!r} {hashlib.blake2b(self._query.encode(), digest_size=16).hexdigest() if self._query else ''}"
 
+    @property
+    def from_front(self) -> bool:
+        return self._from_front
+
     async def fetch(self, request: Request) -> Response:
         async with self._answer("GET", request.key, answers.headers_for(request)) as answer:
             if answer.status == 416:
@@ -79,6 +84,8 @@ class HTTPStore(BaseStore):
             with self._understood(request.key):
                 extent = answers.extent_of(answer.status, answer.headers)
                 answers.check_beginning(request, extent)
+            if (knows := answers.knows_ranges(request, answer.status, extent)) is not None:
+                self._from_front = not knows
             version = answers.version_of(answer.headers)
             if request.version and version != request.version:
                 raise ObjectChanged(f"{request.key!r} in {self!r} has been replaced meanwhile", request.key)

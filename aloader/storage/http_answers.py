@@ -74,6 +74,16 @@ def extent_of(status: int, headers: Mapping[str, str]) -> Extent:
     return Extent(int(found[1]), int(found[2]) + 1, int(found[3]))
 
 
+def knows_ranges(request: Request, status: int, extent: Extent) -> bool | None:
+    """Whether the server does. None if the answer does not tell: all was asked for, or is what was asked for."""
+    stop = wanted_stop(request)
+    if status == 206:
+        return True
+    if request.start or (stop is not None and (extent.size is None or stop < extent.size)):
+        return False
+    return None
+
+
 def check_beginning(request: Request, extent: Extent) -> None:
     """Whether the first byte that was asked for can be in the body: what comes behind it is no part of an answer."""
     if extent.start > request.start:

@@ -28,7 +28,7 @@ from aloader.errors import (
     StoreUnreachable,
     Throttled,
 )
-from aloader.storage import HTTPStore, Request, Retrying
+from aloader.storage import HTTPStore, Parted, Request, Retrying
 from aloader.storage.http_answers import Extent, extent_of, retry_after, size_when_unsatisfied
 
 
@@ -175,6 +175,24 @@ async def test_a_server_that_knows_no_ranges_is_read_from_its_front_and_no_furth
         assert await store.get("key", 10, 20) == body[10:20]
         assert await store.get_ranges("key", [(10, 20), (0, 3)]) == [body[10:20], body[:3]]
         assert (await store.fetch(Request("key", most=100))) == (body[:100], 1 << 30, "", {})
+
+
+@pytest.mark.asyncio
+async def test_a_large_object_of_a_server_that_knows_no_ranges_is_not_read_in_parts() -> None:
+    body = bytes(100)
+
+    def give(asked: Asked) -> bytes:
+        if "ranged" in asked.target:
+            return answer(206, body[:10], "Content-Range: bytes 0-9/100")
+        return answer(200, body)
+
+    async with serving(give) as (url, seen), HTTPStore(url) as inner, Parted(inner, 20, 10) as store:
+        assert await store.get("key") == body
+        assert await store.get("key", 0, 100) == body
+        assert [each.headers.get("range") for each in seen] == ["bytes=0-9", None, "bytes=0-99"]
+        assert (inner.from_front, store.from_front) == (True, True)
+        await inner.get("ranged", 0, 10)
+        assert not inner.from_front
 
 
 @pytest.mark.asyncio
