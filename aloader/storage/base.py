@@ -140,6 +140,12 @@ class BaseStore(ABC):
         """
         return repr(self)
 
+    @property
+    def from_front(self) -> bool:
+        """Whether each range comes with all that lies before it, as far as answers have told: what is large is then
+        not read in parts."""
+        return False
+
     @abstractmethod
     async def size(self, key: str) -> int:
         """The object's size in bytes."""

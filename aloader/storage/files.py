@@ -26,6 +26,9 @@ T = TypeVar("T")
 #: How unfinished files are named. They are renamed when whole, and never listed.
 UNFINISHED: Final = ".aloader-"
 
+#: A folder at the root of a disk, where the system puts what it repairs. It is passed over where it may not be read.
+SYSTEMS_OWN: Final = "lost+found"
+
 #: What one `read` of the system gives at most: 2 GiB less a page.
 READ_BYTES: Final = 0x7FFFF000
 
@@ -84,7 +87,7 @@ def read_quickly(path: str, start: int, stop: int | None, ahead: bool) -> bytes 
         status = os.fstat(descriptor)
         size = status.st_size
         end = size if stop is None or stop > size else stop
-        if start >= end or not stat.S_ISREG(status.st_mode):
+        if not 0 < end - start <= READ_BYTES or not stat.S_ISREG(status.st_mode):
             return None
         if ahead and _advise:
             _advise(descriptor, start, end - start, os.POSIX_FADV_WILLNEED)
@@ -142,10 +145,12 @@ def again_if_stale(read: Callable[[], T]) -> T:
 
 
 def measure(path: str) -> tuple[int, str] | None:
-    """Size and version; None where there is no file, or no longer, or a link to nothing."""
+    """Size and version; None where there is no file, or no longer, or a link to nothing or itself."""
     try:
         status = os.stat(path)
-    except FileNotFoundError:
+    except OSError as error:
+        if not _leads_nowhere(error):
+            raise
         return None
     return (status.st_size, version_of(status)) if stat.S_ISREG(status.st_mode) else None
 
@@ -194,9 +199,13 @@ def _below(root: str, folder: str, prefix: str, above: tuple[tuple[int, int], ..
     try:
         here = os.stat(f"{root}/{folder}")
         with os.scandir(f"{root}/{folder}") as entries:
-            names = sorted(f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries)
+            names = sorted(f"{entry.name}/" if _is_folder(entry) else entry.name for entry in entries)
     except FileNotFoundError:  # deleted meanwhile
         return
+    except PermissionError:
+        if f"/{folder}".endswith(f"/{SYSTEMS_OWN}/") and not prefix.startswith(folder):
+            return
+        raise
     identity = (here.st_dev, here.st_ino)
     if identity in above:  # a link to a folder that it lies in
         return
@@ -206,6 +215,20 @@ def _below(root: str, folder: str, prefix: str, above: tuple[tuple[int, int], ..
                 yield from _below(root, key, prefix, (*above, identity))
         elif key.startswith(prefix) and not key.startswith(UNFINISHED, len(folder)):
             yield key
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if not _leads_nowhere(error):
+            raise
+        return False
+
+
+def _leads_nowhere(error: OSError) -> bool:
+    """Whether there is nothing at a path, or only a link to itself."""
+    return isinstance(error, FileNotFoundError) or error.errno == errno.ELOOP
 
 
 def _opened(descriptor: int, path: str) -> os.stat_result:

@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, NamedTuple, NoReturn, Self
 from urllib.parse import quote, urljoin, urlsplit
 
 from aloader.errors import BadRange, BrokenTransfer, NotOpen, ObjectChanged, StorageError, StoreUnreachable
@@ -18,9 +18,17 @@ from aloader.options import CONCURRENCY
 from aloader.storage import http_answers as answers
 from aloader.storage.base import BaseStore, ObjectInfo, Request, Response, check_data, check_key
 from aloader.storage.lifetime import PerLoop
+from aloader.storage.proxies import Proxies
 
 #: Redirects that are followed: those of a store with a mirror, a login that has been given up, and some more.
 REDIRECTIONS: Final = 10
+
+
+class _Web(NamedTuple):
+    """What a store asks with, on one loop."""
+
+    session: Any  # aiohttp's
+    proxies: Proxies
 
 
 class HTTPStore(BaseStore):
@@ -28,7 +36,8 @@ class HTTPStore(BaseStore):
 
     Needs the extra `http`. `headers` go with every request to this server, and to no other that it redirects to; a
     query in the URL (of a signed one) goes with every request too. Neither is ever shown. `connect_timeout` and
-    `read_timeout` are seconds; the latter bounds each wait for bytes. Proxies are those of the environment.
+    `read_timeout` are seconds; the latter bounds each wait for bytes. Proxies are those of the environment, with the
+    credentials in their URLs; ~/.netrc is not read.
 
     It can neither be listed nor written to. A server that knows no ranges works, but sends every object from its front.
 
@@ -52,6 +61,7 @@ class HTTPStore(BaseStore):
         self._origin = _origin(url)
         self._timeouts = connect_timeout, read_timeout
         self._max_connections = max_connections
+        self._from_front = False  # by the last answer that told: behind one URL, some objects may have ranges
         self._opened = PerLoop(self, self._open)
 
     def __repr__(self) -> str:
@@ -63,6 +73,10 @@ class HTTPStore(BaseStore):
         """What is behind "?" may say which objects these are."""
         return f"{self!r} {hashlib.blake2b(self._query.encode(), digest_size=16).hexdigest() if self._query else ''}"
 
+    @property
+    def from_front(self) -> bool:
+        return self._from_front
+
     async def fetch(self, request: Request) -> Response:
         async with self._answer("GET", request.key, answers.headers_for(request)) as answer:
             if answer.status == 416:
@@ -70,6 +84,8 @@ class HTTPStore(BaseStore):
             with self._understood(request.key):
                 extent = answers.extent_of(answer.status, answer.headers)
                 answers.check_beginning(request, extent)
+            if (knows := answers.knows_ranges(request, answer.status, extent)) is not None:
+                self._from_front = not knows
             version = answers.version_of(answer.headers)
             if request.version and version != request.version:
                 raise ObjectChanged(f"{request.key!r} in {self!r} has been replaced meanwhile", request.key)
@@ -107,7 +123,7 @@ class HTTPStore(BaseStore):
     async def __aexit__(self, *_: object) -> None:
         await self._opened.leave()
 
-    async def _open(self, stack: AsyncExitStack) -> Any:
+    async def _open(self, stack: AsyncExitStack) -> _Web:
         aiohttp = await asyncio.to_thread(_aiohttp)
         connect, read = self._timeouts
         session = aiohttp.ClientSession(
@@ -115,9 +131,9 @@ class HTTPStore(BaseStore):
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=read),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            trust_env=True,
+            trust_env=False,  # it is more than proxies: see there
         )
-        return await stack.enter_async_context(session)
+        return _Web(await stack.enter_async_context(session), Proxies())
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -126,10 +142,10 @@ class HTTPStore(BaseStore):
         self, method: str, key: str, headers: Mapping[str, str], accepted: frozenset[int] = frozenset()
     ) -> AsyncIterator[Any]:
         """The answer of 200, 206 or 416, behind all redirects; of another status only if `accepted`."""
-        session = self._opened.get()
+        web = self._opened.get()
         url = f"{self._base}/{quote(check_key(key), safe='/')}" + (f"?{self._query}" if self._query else "")
         for _ in range(REDIRECTIONS):
-            async with self._sent(session, method, url, headers, key) as answer:
+            async with self._sent(web, method, url, headers, key) as answer:
                 if answer.status not in answers.REDIRECTS:
                     if answer.status not in accepted and answer.status not in (200, 206, 416):
                         place = _origin(url)
@@ -140,17 +156,16 @@ class HTTPStore(BaseStore):
         raise StorageError(f"cannot read {key!r} in {self!r}: more than {REDIRECTIONS} redirects", key)
 
     @asynccontextmanager
-    async def _sent(
-        self, session: Any, method: str, url: str, headers: Mapping[str, str], key: str
-    ) -> AsyncIterator[Any]:
+    async def _sent(self, web: _Web, method: str, url: str, headers: Mapping[str, str], key: str) -> AsyncIterator[Any]:
         """One request, and its answer's head. The connection goes back if the body has been read, else it is closed."""
         from yarl import URL
 
         own = self._headers if _origin(url) == self._origin else {}
-        with self._while_open(session, key):
+        proxy = await web.proxies.towards(url)
+        with self._while_open(web.session, key):
             with self._reached(key, _origin(url)):
-                answer = await session.request(
-                    method, URL(url, encoded=True), headers={**own, **headers}, allow_redirects=False
+                answer = await web.session.request(
+                    method, URL(url, encoded=True), headers={**own, **headers}, allow_redirects=False, proxy=proxy
                 )
             async with answer:
                 yield answer
@@ -200,20 +215,23 @@ class HTTPStore(BaseStore):
     @contextmanager
     def _reached(self, key: str, place: str) -> Iterator[None]:
         """Until the answer's head is there."""
-        from aiohttp import ClientConnectorError, ClientError, ClientResponseError, ConnectionTimeoutError
+        from aiohttp import ClientConnectorError, ClientError, ClientResponseError, ConnectionTimeoutError, InvalidURL
 
         what = f"cannot read {key!r} in {self!r}"
         try:
             yield
-        except (ClientConnectorError, ConnectionTimeoutError) as error:
-            why = "in time" if isinstance(error, TimeoutError) else "there"
+        except ConnectionTimeoutError:  # it shows the whole URL, which may be signed
             raise StoreUnreachable(
-                f"{what}: nothing answers {why} at {place}: is the server up, and is the URL right? ({error})", key
+                f"{what}: nothing answers in time at {place}: is the server up, and is the URL right?", key
+            ) from None
+        except ClientConnectorError as error:
+            raise StoreUnreachable(
+                f"{what}: nothing answers there at {place}: is the server up, and is the URL right? ({error})", key
             ) from error
         except TimeoutError as error:
             raise StoreUnreachable(f"{what}: {place} went silent: if it is slow, raise read_timeout=", key) from error
         except ClientError as error:
-            shows = isinstance(error, ClientResponseError)  # the whole URL, which may be signed, and all headers
+            shows = isinstance(error, ClientResponseError | InvalidURL)  # the whole URL, and all headers
             raise BrokenTransfer(f"{what}: {place} broke the connection off before it answered", key) from (
                 None if shows else error
             )

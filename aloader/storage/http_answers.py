@@ -22,6 +22,10 @@ REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 #: What servers say to HEAD that answer GET: not allowed, not known, or signed for GET alone.
 NO_HEAD: Final = frozenset({400, 403, 405, 501})
 
+#: Codings that change nothing. "aws-chunked" is how Amazon's clients upload: some servers keep the word with an object
+#: that they have unpacked.
+PLAIN: Final = frozenset({"", "identity", "aws-chunked"})
+
 
 class Extent(NamedTuple):
     """The bytes in an answer's body: from where, up to where (None: to its end), of how large an object (None: the
@@ -58,7 +62,7 @@ def wanted_stop(request: Request) -> int | None:
 def extent_of(status: int, headers: Mapping[str, str]) -> Extent:
     """What is in the body of an answer of 200 or 206."""
     coding = headers.get("Content-Encoding", "").strip().lower()
-    if coding not in ("", "identity"):
+    if not {each.strip() for each in coding.split(",")} <= PLAIN:
         raise Unclear(f"it sends the object in another coding ({coding}), though it was asked not to")
     if status != 206:
         return Extent(0, None, _number(headers.get("Content-Length")))
@@ -68,6 +72,16 @@ def extent_of(status: int, headers: Mapping[str, str]) -> Extent:
     if found[3] is None:
         raise Unclear("it does not say how large the object is (Content-Range: …/*)")
     return Extent(int(found[1]), int(found[2]) + 1, int(found[3]))
+
+
+def knows_ranges(request: Request, status: int, extent: Extent) -> bool | None:
+    """Whether the server does. None if the answer does not tell: all was asked for, or is what was asked for."""
+    stop = wanted_stop(request)
+    if status == 206:
+        return True
+    if request.start or (stop is not None and (extent.size is None or stop < extent.size)):
+        return False
+    return None
 
 
 def check_beginning(request: Request, extent: Extent) -> None:

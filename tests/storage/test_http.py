@@ -4,6 +4,7 @@ answers come is written out here, byte by byte."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import pickle
 import socket
 import subprocess
@@ -11,8 +12,10 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import NamedTuple
 
+import aiohttp
 import pytest
 
 from aloader.errors import (
@@ -25,7 +28,7 @@ from aloader.errors import (
     StoreUnreachable,
     Throttled,
 )
-from aloader.storage import HTTPStore, Request, Retrying
+from aloader.storage import HTTPStore, Parted, Request, Retrying
 from aloader.storage.http_answers import Extent, extent_of, retry_after, size_when_unsatisfied
 
 
@@ -126,6 +129,20 @@ async def test_a_refused_connection_and_a_silent_server_are_unreachable(closed_p
 
 
 @pytest.mark.asyncio
+async def test_a_connection_that_is_not_made_in_time_is_told_of_without_the_query(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def never(*_: object, **__: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(aiohttp.TCPConnector, "connect", never)
+    async with HTTPStore("http://127.0.0.1:9/data?signature=hush") as store:
+        with pytest.raises(StoreUnreachable, match="nothing answers in time at http:") as caught:
+            await store.get("key")
+    assert "hush" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.asyncio
 async def test_of_a_body_that_breaks_off_what_came_is_kept() -> None:
     def give(asked: Asked) -> bytes:
         part = ("Content-Range: bytes 2-9/20",) if "range" in asked.headers else ()
@@ -158,6 +175,24 @@ async def test_a_server_that_knows_no_ranges_is_read_from_its_front_and_no_furth
         assert await store.get("key", 10, 20) == body[10:20]
         assert await store.get_ranges("key", [(10, 20), (0, 3)]) == [body[10:20], body[:3]]
         assert (await store.fetch(Request("key", most=100))) == (body[:100], 1 << 30, "", {})
+
+
+@pytest.mark.asyncio
+async def test_a_large_object_of_a_server_that_knows_no_ranges_is_not_read_in_parts() -> None:
+    body = bytes(100)
+
+    def give(asked: Asked) -> bytes:
+        if "ranged" in asked.target:
+            return answer(206, body[:10], "Content-Range: bytes 0-9/100")
+        return answer(200, body)
+
+    async with serving(give) as (url, seen), HTTPStore(url) as inner, Parted(inner, 20, 10) as store:
+        assert await store.get("key") == body
+        assert await store.get("key", 0, 100) == body
+        assert [each.headers.get("range") for each in seen] == ["bytes=0-9", None, "bytes=0-99"]
+        assert (inner.from_front, store.from_front) == (True, True)
+        await inner.get("ranged", 0, 10)
+        assert not inner.from_front
 
 
 @pytest.mark.asyncio
@@ -198,6 +233,38 @@ async def test_headers_go_to_the_server_and_not_to_where_it_redirects() -> None:
             assert not {"authorization", "x-key"} & seen[0].headers.keys()
             assert "hush" not in repr(store)
             assert pickle.loads(pickle.dumps(store))._headers == headers
+
+
+@pytest.mark.asyncio
+async def test_nothing_of_netrc_is_sent_to_anybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password hush\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    async with serving(lambda asked: answer(200, b"1")) as (url, seen):
+        async with HTTPStore(f"{url}/d?sig=x") as store:
+            await store.get("key")
+        async with HTTPStore(url, headers={"Authorization": "Bearer T"}) as store:
+            await store.get("key")
+    assert [each.headers.get("authorization") for each in seen] == [None, "Bearer T"]
+
+
+@pytest.mark.asyncio
+async def test_the_proxy_of_the_environment_is_asked_with_its_credentials_but_where_it_is_not_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("no_proxy", "NO_PROXY", "http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    async with serving(lambda asked: answer(200, b"1")) as (url, seen):
+        port = url.rpartition(":")[2]
+        monkeypatch.setenv("http_proxy", f"http://me:p%40ss@127.0.0.1:{port}")
+        async with HTTPStore("http://proxied.test/d") as store:
+            assert await store.get("key") == b"1"
+        monkeypatch.setenv("no_proxy", f"127.0.0.1:{port}")
+        async with HTTPStore(url) as store:
+            assert await store.get("key") == b"1"
+    assert [each.target for each in seen] == ["http://proxied.test/d/key", "/key"]
+    login = "Basic " + base64.b64encode(b"me:p@ss").decode()
+    assert [each.headers.get("proxy-authorization") for each in seen] == [login, None]
+    assert not any("authorization" in each.headers for each in seen)
 
 
 @pytest.mark.asyncio
@@ -313,6 +380,10 @@ def test_headers_that_say_what_a_body_holds() -> None:
     assert extent_of(200, {"Content-Length": "-2"}) == extent_of(200, {}) == Extent(0, None, None)
     assert size_when_unsatisfied({"Content-Range": "bytes */20"}) == 20
     assert size_when_unsatisfied({"Content-Range": "bytes */*"}) is size_when_unsatisfied({}) is None
+    for plain in ("identity", "aws-chunked", "AWS-Chunked, identity"):
+        assert extent_of(200, {"Content-Length": "20", "Content-Encoding": plain}) == Extent(0, None, 20)
+    with pytest.raises(ValueError, match="gzip"):
+        extent_of(200, {"Content-Encoding": "aws-chunked,gzip"})
     for wrong in ("", "bytes */20", "bytes 0-1/*", "lines 0-1/2"):
         with pytest.raises(ValueError):
             extent_of(206, {"Content-Range": wrong})

@@ -45,6 +45,40 @@ async def test_links_in_the_folder_are_followed_and_circles_end(tmp_path: Path) 
 
 
 @pytest.mark.asyncio
+async def test_a_link_to_itself_is_no_object(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_bytes(b"1")
+    (tmp_path / "folder" / "loop").symlink_to("loop")
+    async with LocalStore(tmp_path) as store:
+        assert await keys_of(store) == ["folder/file"]
+        with pytest.raises(KeyNotFound):
+            await store.size("folder/loop")
+
+
+@pytest.mark.asyncio
+async def test_lost_and_found_is_passed_over_where_it_may_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = os.scandir
+
+    def denied(path: str) -> Any:  # chmod does not stop root
+        if path.rstrip("/").endswith(("/lost+found", "/secret")):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return look(path)
+
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "file").write_bytes(b"1")
+    monkeypatch.setattr(os, "scandir", denied)
+    async with LocalStore(tmp_path) as store:
+        assert await keys_of(store) == ["file"]
+        with pytest.raises(AccessDenied, match=r"may not list 'lost\+found'"):
+            await keys_of(store, "lost+found/")
+        (tmp_path / "secret").mkdir()
+        with pytest.raises(AccessDenied, match="may not list 'secret'"):
+            await keys_of(store)
+
+
+@pytest.mark.asyncio
 async def test_folders_and_what_is_no_file_are_not_objects(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
@@ -101,6 +135,28 @@ async def test_a_write_that_fails_leaves_the_old_object_and_no_rest(
 async def test_files_that_do_not_tell_their_size_are_read_whole() -> None:
     async with LocalStore("/proc/self") as store:
         assert (await store.get("status")).startswith(b"Name:")
+
+
+@pytest.mark.asyncio
+async def test_what_is_more_than_one_call_gives_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[int] = []
+    pread, preadv = os.pread, os.preadv
+
+    def counted(descriptor: int, nbytes: int, place: int) -> bytes:
+        wanted.append(nbytes)
+        return pread(descriptor, min(nbytes, files.READ_BYTES), place)
+
+    def scattered(descriptor: int, buffers: Any, place: int, *flags: int) -> int:
+        wanted.append(sum(map(len, buffers)))
+        return preadv(descriptor, buffers, place, *flags)
+
+    (tmp_path / "key").write_bytes(b"0123456789")
+    monkeypatch.setattr(files, "READ_BYTES", 4)
+    monkeypatch.setattr(os, "pread", counted)
+    monkeypatch.setattr(os, "preadv", scattered)
+    async with LocalStore(tmp_path) as store:
+        assert await store.get("key") == b"0123456789"
+    assert wanted == [4, 4, 2]
 
 
 @pytest.mark.asyncio

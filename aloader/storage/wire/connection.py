@@ -4,7 +4,9 @@ neither who waits for it nor when to give up: that is the pool's."""
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 from aloader.storage.wire.answer import Answer
@@ -29,6 +31,7 @@ class Connection(asyncio.BufferedProtocol):
         self._answer: Answer | None = None
         self._future: asyncio.Future[None] | None = None
         self.progress: Progress | None = None  # of the request under way, kept by the pool
+        self.idle_since = 0.0  # the pool's too
 
     @property
     def is_open(self) -> bool:
@@ -72,6 +75,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses of it
+        if (own := transport.get_extra_info("socket")) is not None:
+            with suppress(OSError):  # macOS's, of one that was closed at once
+                own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # else one that is dead may be kept for ever
         self._made(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -7,6 +7,9 @@ others may rest), or makes a new one.
 *Closed meanwhile.* A server may close a kept connection just when the next request is written. If not one byte of
 an answer has come on a connection that was used before, the request is sent once more, on a new one: GETs may be.
 
+*Forgotten meanwhile.* What stands between may forget a connection that rests, and swallow the next request: that would
+be seen only when the time for its answer is over. So one that has rested for long is not used again.
+
 *Time.* One timer for all requests looks at how they go (see `watch`). It runs only while there are any.
 
 There are no tasks: connections are made by whoever needs one. A request that is cancelled closes its connection.
@@ -15,6 +18,8 @@ There are no tasks: connections are made by whoever needs one. A request that is
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import ssl as tls
 from collections import deque
 from collections.abc import Coroutine
@@ -31,6 +36,13 @@ T = TypeVar("T")
 
 #: Bytes that are read before it is known how long the body is: a head and a small object.
 SCRATCH: Final = 256 * KIB
+
+#: Seconds for which a connection may rest and be used again: less than those after which firewalls and load balancers
+#: forget it, and most servers close it. A new one takes some milliseconds. (It is aiohttp's number, too.)
+RESTED: Final = 15.0
+
+#: What this machine or process has no more of, or does not allow itself, when a connection is to be made.
+OWN: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EPERM, errno.EACCES}
 
 PORTS: Final = {"http": 80, "https": 443}
 
@@ -158,9 +170,12 @@ class Pool:
     # Connections.
 
     def _kept(self) -> Connection | None:
+        oldest = self._loop.time() - RESTED
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_open:
+            if connection.idle_since < oldest:
+                connection.close()
+            elif connection.is_open:
                 return connection
         return None
 
@@ -182,6 +197,7 @@ class Pool:
             self._active.discard(connection)
         reply = answer.reply()
         if answer.keep and connection.is_open and not self._closed:
+            connection.idle_since = self._loop.time()
             self._idle.append(connection)
         else:
             connection.close()
@@ -200,12 +216,9 @@ class Pool:
                 return await self._limited(self._dial(address))
             except _Failed as failed:
                 why = failed.why
-                if isinstance(why, tls.SSLCertVerificationError):
-                    raise StoreUnreachable(f"{self._origin} shows a certificate that is not trusted: {why}") from why
-        when = "in time" if isinstance(why, TimeoutError) else "there"
-        raise StoreUnreachable(
-            f"nothing answers {when} at {self._origin}: is the server up, and is its address right?"
-        ) from why
+                if isinstance(why, tls.SSLCertVerificationError):  # no other address would show another one
+                    break
+        raise StoreUnreachable(_said(why, self._origin)) from why
 
     async def _dial(self, address: str) -> Connection:
         connection = Connection(self._scratch, self._parser, self._open.add, self._lost)
@@ -274,6 +287,22 @@ class Pool:
 
     def _not_open(self) -> NotOpen:
         return NotOpen(f"the connections to {self._origin} were closed meanwhile")
+
+
+def _said(why: OSError, origin: Origin) -> str:
+    """Whose doing it is that there is no connection."""
+    match why:
+        case tls.SSLCertVerificationError():
+            return f"{origin} shows a certificate that is not trusted: {why}"
+        case tls.SSLError():
+            return f"{origin} answers, but not in TLS that suits: {why}. Is it an http:// address?"
+        case OSError(errno=number) if number in OWN:
+            return f"cannot connect to {origin}, for a reason on this machine: {os.strerror(number)}"
+        case TimeoutError():
+            return f"nothing answers in time at {origin}: is the server up, and is its address right?"
+        case _:
+            reason = os.strerror(why.errno) if why.errno else str(why)
+            return f"nothing answers there at {origin}: is the server up, and is its address right? ({reason})"
 
 
 class _Failed(Exception):  # noqa: N818  (what happened)

@@ -4,6 +4,9 @@ Where the range is known, all parts are asked for at once. Where it is not, sinc
 object is, the first part is asked for alone, and most objects are over with it. All parts must be of one version: those
 that are asked for after the first answer ask for its version, and the others' answers are compared.
 
+A store that turns out to send everything from its front (a web server that knows no ranges) is read at once: in parts,
+it would send half of the object with each of them.
+
 It stands outside of `Retrying`: a part that breaks is resumed alone.
 """
 
@@ -17,7 +20,7 @@ from typing import Final
 from aloader.errors import BadRange, Corrupted, ObjectChanged
 from aloader.storage.base import NO_DIGESTS, Request, Response, Store, together
 from aloader.storage.ranges import LARGE, PART
-from aloader.storage.wrappers.wrapper import Wrapper, ask, innermost
+from aloader.storage.wrappers.wrapper import Wrapper, ask, from_front, innermost
 
 #: Parts of one read side by side. Several reads may be in flight, and `Limited` bounds them all.
 AT_ONCE: Final = 8
@@ -42,7 +45,7 @@ class Parted(Wrapper):
         self.at_once = at_once
 
     async def fetch(self, request: Request) -> Response:
-        if request.end(sys.maxsize) - request.start <= self.large:
+        if self.from_front or request.end(sys.maxsize) - request.start <= self.large:
             return await ask(self.store, request)
         try:
             return await self._read(request)
@@ -52,6 +55,13 @@ class Parted(Wrapper):
         return await self._read(request)
 
     async def _read(self, request: Request) -> Response:
+        try:
+            return await self._read_parts(request)
+        except _FromFront:
+            pass  # and what had come is let go
+        return await ask(self.store, request)
+
+    async def _read_parts(self, request: Request) -> Response:
         reading = _Reading(self.store, request)
         if request.stop is not None and request.most is None:
             return await reading.rest(request.start, request.stop, self.part, self.at_once)
@@ -60,8 +70,14 @@ class Parted(Wrapper):
         at = request.start + len(first.data)
         if at >= end:
             return first
+        if self.from_front:
+            raise _FromFront
         reading.take(request.start, first)
         return await reading.rest(at, end, self.part, self.at_once)
+
+
+class _FromFront(Exception):  # noqa: N818
+    """It turned out that each part comes with all that is before it."""
 
 
 class _Reading:
@@ -87,6 +103,8 @@ class _Reading:
                 if 0 <= self._size <= start:
                     return
                 await self._fetch(start, min(start + step, end))
+                if count > 1 and from_front(self._store):
+                    raise _FromFront
 
         await together(some() for _ in range(min(at_once, count)))
         for start, error in self._behind:

@@ -10,6 +10,9 @@ one that fails all of them gets the budget's tokens in retries, and from then on
 cost nothing: to wait is all they do, and how many are sent is for `Limited` to say. But a store that throttles all of
 them for as long as one may take is down too.
 
+*How long a store says to wait* is a hint, and often a constant: MinIO says 60 seconds with every 503, as long as all
+attempts may take. It is heeded up to the longest delay, and up to half of the time that is left.
+
 *A broken body is resumed*: what has come is kept, and the rest is asked for by range and by version, so that no
 object is ever made of two versions.
 """
@@ -155,7 +158,7 @@ class Attempts:
             return self._at_once(kind)
         delay = jitter.uniform(0, min(self.policy.most_delay, self.policy.first_delay * 2.0 ** min(self.made - 1, 60)))
         if isinstance(error, Throttled):  # it has not failed: only time bounds it
-            delay += error.retry_after
+            delay += min(error.retry_after, self.policy.most_delay, left / 2)  # a hint must not use the deadline up
             if now - max(self.began, self.budget.served) >= self.policy.deadline:
                 self.why_not = f"the store has served nothing for {self.policy.deadline:g} s"
                 return None

@@ -61,7 +61,7 @@ class Retrying(StatefulWrapper[_Counts]):
 
     - `Throttled`, `ServerFailed`, `BrokenTransfer` and `StoreUnreachable` are tried again, after a delay that doubles
       from `first_delay` to `most_delay` seconds, any part of it (full jitter); of a store that says how long to wait,
-      that long and more.
+      that long besides, but at most `most_delay` seconds of it, and half of the time that is left.
     - `CredentialsExpired` is tried once more, at once.
     - All else is raised as it is: a missing key does not appear by asking twice.
 

@@ -32,6 +32,10 @@ class Wrapper(BaseStore):
         inner = self.store.identity if isinstance(self.store, BaseStore) else repr(self.store)
         return f"{type(self).__qualname__}({inner})"
 
+    @property
+    def from_front(self) -> bool:
+        return from_front(self.store)
+
     async def fetch(self, request: Request) -> Response:
         return await ask(self.store, request)
 
@@ -93,6 +97,11 @@ async def ask(store: Store, request: Request) -> Response:
         return Response(data, len(data))
     data = await store.get(request.key, request.start, request.stop)
     return Response(data, await store.size(request.key))
+
+
+def from_front(store: Store) -> bool:
+    """Whether a store sends everything from its front: see there. One that does not say so does not."""
+    return isinstance(store, BaseStore) and store.from_front
 
 
 def innermost(store: Store) -> Store:

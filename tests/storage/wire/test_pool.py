@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
+import ssl
 
 import pytest
 
 from aloader.errors import BrokenTransfer, NotOpen, StoreUnreachable
 from aloader.storage.wire.addresses import Addresses
-from aloader.storage.wire.pool import Origin
+from aloader.storage.wire.pool import Origin, Pool
 from tests.storage.wire.conftest import Run
 from tests.storage.wire.scripted import CLOSE, RESET, Said, Scripted, ok, pool_of, scripted
 
@@ -54,6 +56,23 @@ def test_connections_are_kept_used_last_in_first_out_and_never_too_many(run: Run
                 await pool.get("/")
             assert server.made == before
             assert "0 active" in repr(pool)
+
+    run(main())
+
+
+def test_connections_that_have_rested_for_long_are_closed_and_not_used_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with scripted(lambda *_: [ok()]) as server, pool_of(server.origin) as pool:
+            await asyncio.gather(pool.get("/"), pool.get("/"))
+            assert (server.made, len(pool._open)) == (2, 2)
+            for connection in pool._open:
+                own = connection._transport.get_extra_info("socket")  # type: ignore[union-attr]
+                assert own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            monkeypatch.setattr(f"{Pool.__module__}.RESTED", -1.0)
+            assert (await pool.get("/")).body == b"here"
+            assert (server.made, len(pool._open)) == (3, 1)
 
     run(main())
 
@@ -239,9 +258,45 @@ def test_a_refused_connection_is_an_error_at_once(run: Run) -> None:
             held.bind(("127.0.0.1", 0))
             port = held.getsockname()[1]
             async with pool_of(Origin("http", "127.0.0.1", port)) as pool:
-                with pytest.raises(StoreUnreachable, match=f"nothing answers there at http://127.0.0.1:{port}"):
+                with pytest.raises(StoreUnreachable, match=rf"nothing answers there at .*:{port}.*refused"):
                     await pool.get("/")
                 assert "0 active" in repr(pool)
+
+    run(main())
+
+
+def test_what_this_machine_has_no_more_of_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def none_left(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Pool, "_dial", none_left)
+
+    async def main() -> None:
+        async with pool_of(Origin("http", "127.0.0.1", 9)) as pool:
+            with pytest.raises(StoreUnreachable, match="for a reason on this machine: Too many open files"):
+                await pool.get("/")
+
+    run(main())
+
+
+def test_a_server_that_does_not_speak_tls_is_said(run: Run) -> None:
+    class Plain(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = transport
+
+        def data_received(self, data: bytes) -> None:
+            self.transport.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")  # type: ignore[attr-defined]
+            self.transport.close()
+
+    async def main() -> None:
+        server = await asyncio.get_running_loop().create_server(Plain, "127.0.0.1", 0)
+        try:
+            origin = Origin("https", "127.0.0.1", server.sockets[0].getsockname()[1])
+            async with pool_of(origin, tls=ssl.create_default_context()) as pool:
+                with pytest.raises(StoreUnreachable, match=r"answers, but not in TLS .*WRONG_VERSION"):
+                    await pool.get("/")
+        finally:
+            server.close()
 
     run(main())
 

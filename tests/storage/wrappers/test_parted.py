@@ -60,6 +60,33 @@ def test_a_known_range_is_asked_for_at_once_and_an_unknown_one_after_its_first_p
     assert inner.requests == [Request("k", most=10), *(Request("k", i, i + 10, "1") for i in (10, 20, 30))]
 
 
+@pytest.mark.parametrize("stop", [None, 40])
+def test_a_store_that_sends_all_from_its_front_is_read_at_once(stop: int | None) -> None:
+    class Front(Scripted):
+        """A byte takes a second."""
+
+        sent = 0
+        from_front = False
+
+        async def fetch(self, request: Request) -> Response:
+            for _ in range(request.end(40)):
+                await asyncio.sleep(1)  # sleep: virtual
+                self.sent += 1
+            self.from_front = True
+            return await super().fetch(request)
+
+    async def main() -> None:
+        inner = Front(k=DATA[:40])
+        async with Parted(inner, 20, 10) as store:
+            assert (await store.fetch(Request("k", 0, stop))).data == DATA[:40]
+            assert inner.sent <= 40 + (10 if stop is None else 4 * 10)
+            inner.requests.clear()
+            assert (await store.fetch(Request("k", 0, stop))).data == DATA[:40]
+            assert inner.requests == [Request("k", 0, stop)]
+
+    simulate(main)
+
+
 def test_what_is_not_large_is_left_as_it_is() -> None:
     inner = Scripted(k=DATA)
     request = Request("k", 5, 25, "1")

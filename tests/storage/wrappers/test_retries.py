@@ -85,8 +85,18 @@ def test_a_throttled_request_waits_as_long_as_it_was_told_and_takes_no_attempt()
     state = attempts(attempts=2, budget=0)
     delays = [again(state, errors.Throttled("x", retry_after=3.0)) for _ in range(10)]
     assert all(delay is not None and delay >= 3.0 for delay in delays)
-    assert again(state, errors.Throttled("x", retry_after=3.0), left=2.9) is None
+    assert again(state, errors.Throttled("x"), left=0.0) is None
     assert state.why_not == "the next would be too late"
+
+
+def test_a_store_that_says_to_wait_for_longer_than_there_is_time_is_asked_again_all_the_same() -> None:
+    told = errors.Throttled("x", retry_after=60.0)  # MinIO says so with every 503
+    delay = again(attempts(deadline=60.0), told, left=59.99)
+    assert delay is not None
+    assert 10.0 <= delay < 11.0
+    delay = again(attempts(), told, left=4.0)
+    assert delay is not None
+    assert 2.0 <= delay < 4.0
 
 
 def test_a_store_that_throttles_everybody_for_as_long_as_a_request_may_take_is_down() -> None:
