@@ -197,7 +197,8 @@ def _with_callers_state(make: Callable[[], Any]) -> Callable[[], Any]:
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     device = torch.get_default_device()
     autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    stream = torch.cuda.current_stream() if in_use else None
 
     def run() -> Any:
         with ExitStack() as stack:
