@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import weakref
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -19,13 +21,37 @@ from aloader.channel.arena import Place
 from aloader.channel.roles import PageKeeper
 
 
+class Fork:
+    """A fork of the user's program, which has the batches that there were: no byte of them may change while it lives.
+
+    end: of a pipe whose other end the fork has, and all its forks; -1 where there was none to be had. A program that is
+    executed in it has neither.
+    """
+
+    def __init__(self, end: int) -> None:
+        self._end = end
+        self._gone = False
+        if end >= 0:
+            weakref.finalize(self, os.close, end)
+
+    @property
+    def lives(self) -> bool:
+        """Whether it, or one of its own, is still there."""
+        if not self._gone and self._end >= 0:
+            poll = select.poll()
+            poll.register(self._end, 0)
+            self._gone = bool(poll.poll(0))
+        return not self._gone
+
+
 class Lease(weakref.ref[np.ndarray]):
     """A weak reference to the owner that knows which block it holds, and whose: the epoch and seq of the batch, and
-    when that arrived (the monotonic clock)."""
+    when that arrived (the monotonic clock). `forks`: of this program, that have it too."""
 
-    __slots__ = ("batch", "place")
+    __slots__ = ("batch", "forks", "place")
     place: Place
     batch: tuple[int, int, float]
+    forks: tuple[Fork, ...]
 
 
 class Kept(mmap.mmap):
@@ -59,6 +85,7 @@ class Mappings:
         self._release = release
         self._segments: dict[int, mmap.mmap] = {}
         self._leases: dict[tuple[int, int], Lease] = {}
+        self._withheld: deque[Lease] = deque()  # they have ended here, and forks have the same memory
         self._pid = os.getpid()
         self._closed = False
         self.nbytes = 0  # of all segments
@@ -86,6 +113,9 @@ class Mappings:
         lease = Lease(owner, self._on_end)
         lease.place = place
         lease.batch = batch
+        lease.forks = ()
+        if self._withheld:
+            self._look_for_forks()
         self._leases[place.segment, place.offset] = lease
         return owner
 
@@ -117,6 +147,21 @@ class Mappings:
         self._segments.clear()
         return idle
 
+    def shared_with(self, fork: Fork) -> None:
+        """This program has been forked: what is leased now is not given back before that has gone."""
+        for lease in list(self._leases.values()):
+            lease.forks = *(fork for fork in lease.forks if fork.lives), fork
+
+    def _look_for_forks(self) -> None:
+        for _ in range(len(self._withheld)):
+            self._give_back_lease(self._withheld.popleft())
+
+    def _give_back_lease(self, lease: Lease) -> None:
+        if any(fork.lives for fork in lease.forks):
+            self._withheld.append(lease)
+        else:
+            self._release(lease.place.segment, lease.place.offset)
+
     @property
     def leases(self) -> int:
         """Leaves that somebody still looks at."""
@@ -135,7 +180,7 @@ class Mappings:
         place = lease.place
         self._leases.pop((place.segment, place.offset), None)
         if not self._closed and os.getpid() == self._pid:  # in a fork of the user's, the parent still has its own
-            self._release(place.segment, place.offset)
+            self._give_back_lease(lease)
 
 
 def _ending(book: weakref.ref[Mappings]) -> Callable[[weakref.ref[np.ndarray]], None]:

@@ -1,4 +1,5 @@
-"""Moments in which this program must not fork. No policy may enter: what must not be carried off is said where it is.
+"""Forks of this program: moments in which there must be none, and who hears of them. No policy may enter: what must not
+be carried off is said where it is, and so is what a fork means for it.
 
 A fork has a copy of every descriptor, and keeps it for as long as it lives. That of a pipe or socket which is about to
 be handed to another process means that its end is never heard: `subprocess` waits for the child to close a pipe of its
@@ -10,7 +11,11 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from contextlib import AbstractContextManager
+from typing import Protocol
+
+from aloader.channel.leases import Fork, Mappings
 
 
 def no_forks() -> AbstractContextManager[bool]:
@@ -22,3 +27,50 @@ def no_forks() -> AbstractContextManager[bool]:
     lock = threading.RLock()  # a signal's handler may fork, in the thread that holds it
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
     return lock  # itself: Ctrl-C between taking it and being inside of `with` cannot leave it taken
+
+
+class Forked(Protocol):
+    """Who hears of forks."""
+
+    def mappings(self) -> list[Mappings]:
+        """The memory that a fork shares with this process and with workers, who go on writing it."""
+
+    def forked(self) -> None:
+        """In the fork."""
+
+
+def tell_of_forks(whom: weakref.ref[Forked]) -> None:
+    """From now on, of all that are made by `os.fork`, and so by multiprocessing.
+
+    The fork has one end of a pipe, for as long as it lives; so whoever has the other one sees that it has gone.
+    """
+    ends: dict[int, tuple[int, int]] = {}  # by the thread that forks
+
+    def before() -> None:
+        one = whom()
+        if one is not None and any(mappings.leases for mappings in one.mappings()):
+            try:
+                ends[threading.get_ident()] = os.pipe()
+            except OSError:  # no descriptors left
+                ends[threading.get_ident()] = -1, -1
+
+    def in_parent() -> None:
+        one, (mine, its) = whom(), ends.pop(threading.get_ident(), (None, -1))
+        if mine is None:
+            return
+        if its >= 0:
+            os.close(its)
+        fork = Fork(mine)
+        for mappings in one.mappings() if one is not None else ():
+            mappings.shared_with(fork)
+
+    def in_child() -> None:
+        mine, _ = ends.pop(threading.get_ident(), (-1, -1))
+        ends.clear()  # other threads are not here
+        if mine >= 0:
+            os.close(mine)
+        one = whom()
+        if one is not None:
+            one.forked()
+
+    os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)

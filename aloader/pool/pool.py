@@ -14,18 +14,19 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from typing import Any
 
 from aloader import options
 from aloader.channel import flags
 from aloader.channel.job import Carried, Job
+from aloader.channel.leases import Mappings
 from aloader.channel.leaves import OnlyInheritedError
 from aloader.channel.roles import Who
 from aloader.errors import IN_A_FORK, LoaderClosed
 from aloader.pool import advice
 from aloader.pool.crew import Crew
+from aloader.pool.forks import tell_of_forks
 from aloader.pool.seats import Seats
 from aloader.pool.starter import ContextStarter, Loaded, Starter
 from aloader.pool.template import TemplateStarter
@@ -260,7 +261,7 @@ class WorkerPool:
         if self._starter is None:
             self._starter = self._make_starter()
             self._end = weakref.finalize(self, _close_starter, self._starter, os.getpid())
-            os.register_at_fork(after_in_child=_in_fork(weakref.ref(self)))
+            tell_of_forks(weakref.ref(self))
         return self._starter
 
     def _make_starter(self) -> Starter:
@@ -274,7 +275,11 @@ class WorkerPool:
         if self._closed:
             raise LoaderClosed(IN_A_FORK if self.elsewhere else "this pool has been closed; make a new one")
 
-    def _forked(self) -> None:
+    def mappings(self) -> list[Mappings]:
+        """Of all workers that there are."""
+        return [worker.mappings for crew in list(self._crews) for worker in list(crew._by_key.values())]
+
+    def forked(self) -> None:
         """In a fork of the user's program: everything here belongs to the parent."""
         self._closed = True
         for crew in list(self._crews):
@@ -288,12 +293,3 @@ class WorkerPool:
 def _close_starter(starter: Starter, pid: int) -> None:
     if os.getpid() == pid:
         starter.close()
-
-
-def _in_fork(pool: weakref.ref[WorkerPool]) -> Callable[[], None]:
-    def forked() -> None:
-        alive = pool()
-        if alive is not None:
-            alive._forked()
-
-    return forked

@@ -98,6 +98,29 @@ with light:  # which the child leaves, too
     print("rest:", len(list(there)))
 next(batches)
 
+# -- a fork looks at a batch for as long as it likes: nobody writes there, and then the memory is used again
+
+one = DataLoader(Data(4000), batch_size=4, num_workers=1)
+others = iter(one)
+batch = next(others)
+ready, go_on = os.pipe()
+pid = os.fork()
+if pid == 0:
+    os.close(go_on)
+    os.read(ready, 1)
+    os._exit(len(set(batch[:, 0].tolist()) & {0.0, 1.0, 2.0, 3.0}))
+worker = others.run.crew.workers[0]
+del batch
+for _ in range(40):
+    next(others)
+withheld = len(worker.mappings._withheld)
+os.close(go_on)
+os.close(ready)
+seen = os.waitpid(pid, 0)[1] >> 8
+next(others)
+print("in the fork:", seen, "of 4, withheld:", withheld, "then", len(worker.mappings._withheld))
+one.close()
+
 # -- in the middle of `async for`
 
 async def main():
@@ -143,6 +166,7 @@ its own: 7
 error: 1
 at once: 3
 rest: 9
+in the fork: 4 of 4, withheld: 1 then 0
 async: 5 10
 closed
 alive: True
