@@ -21,6 +21,7 @@ import socket
 import struct
 import threading
 from collections import deque
+from contextlib import suppress
 from typing import Final
 
 from aloader import options
@@ -34,6 +35,9 @@ _BY_DESCRIPTOR: Final = 1 << 31
 _RECEIVE: Final = 1 << 16
 _MOST_BODY: Final = options.BODY_BYTES + 4096  # a batch's own 32 KiB, and what is said around it
 _MOST_FDS: Final = 64
+_LOCK_SECONDS: Final = 5.0  # nobody holds it for longer than a send that does not block
+#: A program may have given SIGPIPE its default meaning back, and would end with a worker that has died.
+NO_SIGNAL: Final = int(getattr(socket, "MSG_NOSIGNAL", 0))
 ANCILLARY: Final = socket.CMSG_SPACE(_MOST_FDS * array.array("i").itemsize) if _HAVE else 0
 RECEIVE_FLAGS: Final = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0)) | int(getattr(socket, "MSG_DONTWAIT", 0))
 
@@ -47,6 +51,7 @@ class Link:
         self._lock = threading.Lock()
         self._writer = 0  # the thread that has the lock
         self._closing = False
+        self._given_up = False
         self._out: deque[tuple[bytes | memoryview, int]] = deque()  # (bytes, descriptor to send with them or -1)
         self._releases: deque[tuple[int, int]] = deque()
         self._in = bytearray()
@@ -76,10 +81,26 @@ class Link:
     def flush(self) -> bool:
         """Write what fits; True if nothing is left."""
         while self._out or self._releases:
-            self._lock.acquire()  # another thread's release may be writing: it never blocks, so this is short
+            if not self._locked():
+                return True
             if not self._write_and_unlock():
                 return False
         return True
+
+    def _locked(self) -> bool:
+        """Take the lock: another thread's release may be writing, and it never blocks. Who does not let it go has been
+        interrupted by a signal's handler when it had just taken it; the link is given up."""
+        if self._lock.acquire(timeout=0 if self._given_up else _LOCK_SECONDS):
+            return True
+        self.give_up()
+        return False
+
+    def give_up(self) -> None:
+        """An error or a signal's handler has interrupted what may not be left half done: what has been said is not
+        known. Both sides see the end of it; a worker is replaced then."""
+        self.ended = self._given_up = True
+        with suppress(OSError):  # closed already
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     @property
     def pending(self) -> bool:
@@ -90,6 +111,10 @@ class Link:
         self._writer = threading.get_ident()
         try:
             return self._write()
+        except BaseException:  # KeyboardInterrupt: after a send, the same would be sent once more
+            self._out.clear()  # with descriptors, which may be closed already
+            self.give_up()
+            raise
         finally:
             self._writer = 0
             self._lock.release()
@@ -104,14 +129,18 @@ class Link:
             try:
                 if fd >= 0:
                     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _HEADER.pack(fd))]
-                    sent = self._socket.sendmsg([data], ancillary, socket.MSG_DONTWAIT)
+                    sent = self._socket.sendmsg([data], ancillary, socket.MSG_DONTWAIT | NO_SIGNAL)
                     os.close(fd)
                 else:
-                    sent = self._socket.send(data)
+                    sent = self._socket.send(data, NO_SIGNAL)
             except BlockingIOError:
                 return False
-            except OSError:
+            except ConnectionError:  # its last words may be there yet
                 self._drop_output()
+                break
+            except OSError:  # no memory for it, too many descriptors under way: nobody would miss what is not sent
+                self._drop_output()
+                self.give_up()
                 break
             if sent == len(data):
                 out.popleft()
@@ -158,6 +187,16 @@ class Link:
         Stops after a short read (one system call less; a level-triggered reader comes again), unless `everything`.
         """
         messages: list[Message] = []
+        try:
+            self._receive(messages, everything)
+        except OSError:
+            raise
+        except BaseException:  # a signal's handler: what has been taken out of the socket is lost
+            self.give_up()
+            raise
+        return messages
+
+    def _receive(self, messages: list[Message], everything: bool) -> None:
         while not self.ended:
             try:
                 data, ancillary, flags, _ = self._socket.recvmsg(_RECEIVE, ANCILLARY, RECEIVE_FLAGS)
@@ -181,7 +220,6 @@ class Link:
             self._parse(messages)
             if len(data) < _RECEIVE // 2 and not everything:
                 break
-        return messages
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until there is something to receive (or, while output waits, room for it)."""
@@ -208,8 +246,9 @@ class Link:
         self._closing = self._writer == threading.get_ident()
         if self._closing:
             return
-        with self._lock:
+        if self._locked():
             self._drop_output()
+            self._lock.release()
         while self._descriptors:
             os.close(self._descriptors.popleft())
         self._socket.close()

@@ -12,7 +12,7 @@ import select
 import socket
 from typing import Any, Final, NamedTuple
 
-from aloader.channel.link import ANCILLARY, RECEIVE_FLAGS, descriptors_in
+from aloader.channel.link import ANCILLARY, NO_SIGNAL, RECEIVE_FLAGS, descriptors_in
 
 _PACKET: Final = 1 << 16
 
@@ -67,12 +67,12 @@ def send(end: socket.socket, packet: Packet, fds: tuple[int, ...] = ()) -> None:
     body = pickle.dumps((_KINDS.index(type(packet)), *packet), 5)
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     try:
-        end.sendmsg([body], ancillary)
+        end.sendmsg([body], ancillary, NO_SIGNAL)
     except BlockingIOError:
         poll = select.poll()
         poll.register(end, select.POLLOUT)
         poll.poll(1000)
-        end.sendmsg([body], ancillary)
+        end.sendmsg([body], ancillary, NO_SIGNAL)
 
 
 def receive(end: socket.socket) -> tuple[Packet, list[int]] | None:

@@ -245,9 +245,13 @@ class Crew:
         except OSError as error:  # no descriptor, no memory left for what it has sent: it is of no use any more
             worker.fault = error.with_traceback(None)  # its frames know the crew, which would never be dropped
             worker.link.ended = True
-        for message in messages:
-            if isinstance(message, NewSegment):
-                os.close(message.fd)
+        except BaseException:  # a signal's handler: what this message has been to the epoch is not known
+            worker.link.give_up()
+            raise
+        finally:
+            for message in messages:
+                if isinstance(message, NewSegment):
+                    os.close(message.fd)
         if worker.link.ended and not everything and not worker.link.closed:
             if self._watcher is not None:
                 self._links.unwatch(self._watcher, worker)

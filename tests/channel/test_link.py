@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import threading
@@ -9,7 +10,7 @@ from collections import deque
 
 import pytest
 
-from aloader.channel import shared
+from aloader.channel import link, shared
 from aloader.channel.link import Link, pair
 from aloader.channel.messages import Failure, NewSegment, Released, Retire, Ticket
 
@@ -178,3 +179,73 @@ def test_in_a_fork_the_lock_of_a_thread_that_is_not_there_holds_nobody_up(links)
     assert b.ended
     over.set()
     thread.join()
+
+
+class Torn:
+    """A socket with which something comes in between: `error` once, behind a call of this name."""
+
+    def __init__(self, end, name, error):
+        self._end, self._name, self._error = end, name, error
+
+    def __getattr__(self, name):
+        call = getattr(self._end, name)
+        if name != self._name or self._error is None:
+            return call
+        error, self._error = self._error, None
+
+        def torn(*args):
+            call(*args)
+            raise error
+
+        return torn
+
+
+def test_a_release_that_is_interrupted_is_not_sent_twice(links):
+    """A signal's handler may raise at any place. What was leased again meanwhile would be free under a tensor."""
+    a, b = links
+    a._socket = Torn(a._socket, "send", KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        a.release(1, 2)
+    a.release(3, 4)
+    a.flush()
+    assert b.receive(everything=True) == [Released((1, 2))]
+    assert a.ended
+    assert b.ended
+
+
+def test_what_is_interrupted_while_it_is_read_is_not_read_on(links):
+    a, b = links
+    deliver(b, a)
+    b.send(Retire(1))
+    b.flush()
+    a._socket = Torn(a._socket, "recvmsg", KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        a.receive()
+    assert a.ended
+    assert b.receive() == []
+    assert b.ended
+
+
+def test_an_error_that_loses_a_message_is_the_end_for_both_sides(links):
+    """ENOBUFS, ETOOMANYREFS: neither side would miss the message, and both would wait."""
+    a, b = links
+    a._socket = Torn(a._socket, "send", OSError(errno.ENOBUFS, "no buffers"))
+    a.send(Retire(1))
+    assert a.flush()
+    assert a.receive() == []
+    assert a.ended
+    b.receive()
+    assert b.receive() == []
+    assert b.ended
+
+
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_a_lock_that_was_taken_and_never_let_go_holds_nobody_up(links, monkeypatch, end):
+    """By whom a signal's handler interrupted in that very moment."""
+    monkeypatch.setattr(link, "_LOCK_SECONDS", 0.01)
+    a, _ = links
+    a._lock.acquire()
+    a.send(Retire(1))
+    getattr(a, end)()
+    assert a.ended
+    a.flush()
