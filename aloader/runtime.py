@@ -13,6 +13,7 @@ import operator
 import os
 import time
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -63,6 +64,7 @@ class Runtime:
     def __init__(self) -> None:
         self._crew: Crew | None = None  # the workers that are kept between epochs
         self._local: LocalCrew | None = None  # the same without processes
+        self._end_local: Callable[[], object] = tuple  # lets go of it
         self._last: Run | None = None
         self._numbers = itertools.count(1)
         self._notices = Notices()
@@ -125,8 +127,10 @@ class Runtime:
         loop = asyncio.get_running_loop()
         local = self._local
         if local is None or local.loop not in (None, loop):
+            if local is not None and local.loop is not None and local.loop.is_closed():
+                self._end_local()  # a program may call `asyncio.run` many times
             self._local = local = _local_crew(loader)
-            weakref.finalize(self, local.abandon)
+            self._end_local = weakref.finalize(self, local.abandon)
         return self._local_run(loader, local)
 
     def privately(self, loader: Settings) -> PrivateLoopBatches:

@@ -235,11 +235,13 @@ class AsyncBatches:
 
 async def finish(run: Run) -> None:
     """End a run, and wait for workers that are not kept."""
-    if not run.ended:
-        run.end()
-        if not run.persistent:
-            await _all_gone(run)
-    run.crew.detach(run.epoch)
+    try:
+        if not run.ended:
+            run.end()
+            if not run.persistent:
+                await _all_gone(run)
+    finally:  # cancelled, too: a loop that watches what is closed would take a later socket of that number for it
+        run.crew.detach(run.epoch)
 
 
 async def _all_gone(run: Run) -> None:

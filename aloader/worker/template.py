@@ -44,6 +44,7 @@ def main(control: int, life_end: int, own_life: int) -> NoReturn:
     It ends as its children do: to take down an interpreter that has imported torch takes longer than all else of it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the program's: it may block SIGCHLD, which would not be heard here
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     gc.freeze()
     _live(_Stage(socket.socket(fileno=control), life_end, own_life).run)

@@ -129,6 +129,38 @@ def test_who_interrupts_the_start_of_the_template_leaves_nothing(children, monke
     assert loader.closed
 
 
+def test_a_program_that_dies_of_sigpipe_and_hears_of_no_children_survives_its_workers(tmp_path):
+    """As tools of the command line set one, and threads that wait for signals the other: templates inherit both."""
+    source = """
+    import os, select, signal, aloader, torch
+
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+
+    class Data:
+        def __len__(self): return 64
+        def __getitem__(self, i):
+            if i == 40 and not os.path.exists("died"):
+                open("died", "w").close()
+                os._exit(3)
+            return torch.full((20_000,), i)
+
+    with aloader.DataLoader(Data(), batch_size=4, num_workers=2) as loader:
+        batches = iter(loader)
+        batch, count = next(batches), 1
+        worker, gone = batches.run.crew.workers[0], select.poll()
+        os.kill(worker.pid, signal.SIGKILL)
+        gone.register(worker.link, 0)
+        gone.poll()
+        del batch  # of which a worker is told that has gone
+        count += len(list(batches))
+        print(count, loader.stats().workers_lost)
+    """
+    with Program(tmp_path, source, flags=("-W", "ignore")) as program:
+        ended = program.end()
+    assert (ended.code, ended.out) == (0, "16 2\n"), ended.err
+
+
 def test_an_iterator_that_is_dropped_while_its_dataset_is_loaded_says_nothing(tmp_path):
     source = """
     import time, aloader

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import signal
 import sys
 import threading
+import weakref
 from contextlib import aclosing
 
 import anyio
@@ -189,6 +191,45 @@ def test_a_cancel_scope_of_anyio_ends_an_epoch_and_not_the_loader(dataset, worke
         assert loader.closed
 
     anyio.run(main)
+
+
+@pytest.mark.asyncio
+async def test_an_end_that_is_cancelled_leaves_nothing_on_the_loop():
+    """What is closed later, and watched still, would be taken for the next socket of that number."""
+
+    class Slow(Numbers):
+        def __getitem__(self, index):
+            if index == 4:
+                signal.pause()  # not even a worker's end is quick
+            return index
+
+    async with DataLoader(Slow(40), num_workers=1) as loader:
+        batches = aiter(loader)
+        await anext(batches)
+        crew = batches.run.crew
+        assert crew._reports._duplicates
+        ending = asyncio.create_task(batches.aclose())
+        await asyncio.sleep(0)
+        assert not ending.done()
+        ending.cancel()
+        await asyncio.wait([ending])
+        assert ending.cancelled()
+        assert not crew._reports._duplicates
+
+
+def test_loops_that_have_been_closed_leave_no_thread_and_no_dataset():
+    """A program may call `asyncio.run` for each epoch."""
+    loader, crews = DataLoader(AsyncNumbers(8), batch_size=4), []
+
+    async def main():
+        async for _ in loader:
+            crews.append(weakref.ref(loader._runtime._local))
+
+    for _ in range(3):
+        asyncio.run(main())
+    gc.collect()
+    assert len({crew() for crew in crews if crew() is not None}) == 1
+    loader.close()
 
 
 @pytest.mark.asyncio
