@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -24,7 +23,7 @@ class Settings:
     """The arguments of a store that concern its clients."""
 
     bucket: str
-    endpoint_url: str | None
+    endpoint_url: str | None  # the server, given or configured; None: Amazon's
     region: str | None
     keys: Keys | None
     anonymous: bool
@@ -34,11 +33,6 @@ class Settings:
     engine: str
     min_rate: float
     stall_after: float
-
-    @property
-    def endpoint(self) -> str | None:
-        """The server, where it is not Amazon's: botocore reads the same variables."""
-        return self.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
     def client_config(self) -> dict[str, Any]:
         """The settings of botocore's `Config`."""
@@ -50,7 +44,7 @@ class Settings:
             "max_pool_connections": self.max_connections,
             "retries": {"mode": "standard", "total_max_attempts": ATTEMPTS},
         }
-        if self.endpoint:
+        if self.endpoint_url:
             config["s3"] = {"addressing_style": "path"}
         if self.anonymous:
             config["signature_version"] = UNSIGNED
@@ -58,7 +52,7 @@ class Settings:
 
     def region_for(self, session: Any) -> str | None:
         """The region's name, if it has to be said: to Amazon, botocore finds out."""
-        return self.region or session.get_config_variable("region") or (ANY_REGION if self.endpoint else None)
+        return self.region or session.get_config_variable("region") or (ANY_REGION if self.endpoint_url else None)
 
 
 def check_endpoint(url: str) -> None:
