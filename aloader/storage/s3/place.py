@@ -9,6 +9,7 @@ Not everything that botocore can reach can be reached the lean way: `find` then 
 from __future__ import annotations
 
 import io
+import os
 import re
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -99,5 +100,6 @@ def _behind_proxy(url: str) -> bool:
 def _certificates(session: Any) -> str | None:
     from botocore.httpsession import get_cert_path
 
-    path: str | None = get_cert_path(session.get_config_variable("ca_bundle") or True)
+    named = session.get_config_variable("ca_bundle")
+    path: str | None = get_cert_path(os.environ.get("REQUESTS_CA_BUNDLE", True) if named is None else named)
     return path

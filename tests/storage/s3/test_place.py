@@ -17,7 +17,8 @@ def session() -> Session:
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_DEFAULT_REGION", "AWS_REGION", "AWS_PROFILE", "HTTP_PROXY", "http_proxy", "HTTPS_PROXY",
-                 "https_proxy", "ALL_PROXY", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):  # fmt: skip
+                 "https_proxy", "ALL_PROXY", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE",
+                 "REQUESTS_CA_BUNDLE"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
 
@@ -68,10 +69,14 @@ def test_the_environments_servers_and_proxies_count(session: Session, monkeypatc
 
 
 def test_certificates_are_the_ones_that_botocore_trusts(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = find(session, S3Store("bucket")._settings())
-    assert place is not None
-    assert place.certificates
+    def certificates() -> str | None:
+        place = find(fresh(session), S3Store("bucket")._settings())
+        assert place is not None
+        return place.certificates
+
+    usual = certificates()
+    assert usual
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/requests.pem")
+    assert certificates() == "/requests.pem"
     monkeypatch.setenv("AWS_CA_BUNDLE", "/some/file.pem")
-    place = find(fresh(session), S3Store("bucket")._settings())
-    assert place is not None
-    assert place.certificates == "/some/file.pem"
+    assert certificates() == "/some/file.pem"
