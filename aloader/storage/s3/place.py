@@ -1,7 +1,8 @@
 """Where the objects of a bucket are, and whom to sign for: as botocore decides, whose rules are long and change.
 
 A client of botocore's makes one GET, up to where it would send it. What it would have sent is taken apart: the origin,
-what stands before the key in the path, the region. All of this blocks (it reads megabytes of JSON): for a thread.
+what stands before the key in the path, the region, whether checksums are asked for. All of
+this blocks (it reads megabytes of JSON): for a thread.
 
 Not everything that botocore can reach can be reached the lean way: `find` then says None.
 """
@@ -34,6 +35,7 @@ class Place(NamedTuple):
     base: str
     region: str
     certificates: str | None  # a file of them, for https
+    checksums: bool  # whether to ask for those that objects were stored with: `response_checksum_validation`
 
 
 def find(session: Any, settings: Settings) -> Place | None:
@@ -54,8 +56,9 @@ def find(session: Any, settings: Settings) -> Place | None:
             return None
         region = signed[1]
     assert parts.hostname is not None
+    checksums = "x-amz-checksum-mode" in request.headers
     origin = Origin(parts.scheme, parts.hostname, parts.port or PORTS[parts.scheme])
-    return Place(origin, parts.path.removesuffix(SAMPLE), region, _certificates(session))
+    return Place(origin, parts.path.removesuffix(SAMPLE), region, _certificates(session), checksums)
 
 
 def _would_send(session: Any, settings: Settings) -> Any:

@@ -6,7 +6,7 @@ What is the same for a second is made once a second (the date and all text aroun
 once a day (the key that signs). What is left for a request is one hash and one HMAC of some hundred bytes.
 
 `Range` and `If-Match` need no signature; every header that begins with `x-amz-` does. `x-amz-checksum-mode` asks for
-the checksums that the object was stored with.
+the checksums that the object was stored with: not of every server, since some refuse what they do not know.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ def encoded(key: str) -> str:
 class Signer:
     """Signs GETs of one host in one region."""
 
-    def __init__(self, authority: str, region: str) -> None:
+    def __init__(self, authority: str, region: str, checksums: bool = True) -> None:
         self._authority = authority
         self._region = region
+        self._checksums = checksums
         self._keys = Keys("", "")
         self._day = ""
         self._second = -1
@@ -72,11 +73,8 @@ class Signer:
             self._signing_key = f"AWS4{keys.secret}".encode()
             for part in scope.split("/"):
                 self._signing_key = hmac.digest(self._signing_key, part.encode(), "sha256")
-        headers = {
-            "x-amz-checksum-mode": "ENABLED",
-            "x-amz-content-sha256": "UNSIGNED-PAYLOAD",
-            "x-amz-date": stamp,
-        }
+        headers = {"x-amz-checksum-mode": "ENABLED"} if self._checksums else {}
+        headers |= {"x-amz-content-sha256": "UNSIGNED-PAYLOAD", "x-amz-date": stamp}
         if keys.token:
             headers["x-amz-security-token"] = keys.token
         names = ";".join(["host", *headers])

@@ -18,7 +18,7 @@ def session() -> Session:
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_DEFAULT_REGION", "AWS_REGION", "AWS_PROFILE", "HTTP_PROXY", "http_proxy", "HTTPS_PROXY",
                  "https_proxy", "ALL_PROXY", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE",
-                 "REQUESTS_CA_BUNDLE"):  # fmt: skip
+                 "REQUESTS_CA_BUNDLE", "AWS_RESPONSE_CHECKSUM_VALIDATION"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
 
@@ -66,6 +66,16 @@ def test_the_environments_servers_and_proxies_count(session: Session, monkeypatc
     assert find(fresh(session), store._settings()) is None
     monkeypatch.setenv("NO_PROXY", "server")
     assert find(fresh(session), store._settings()) is not None
+
+
+def test_checksums_are_asked_for_where_botocore_would(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    for setting, asked_for in (("", True), ("when_supported", True), ("when_required", False)):
+        if setting:
+            monkeypatch.setenv("AWS_RESPONSE_CHECKSUM_VALIDATION", setting)
+        for anonymous in (False, True):
+            place = find(fresh(session), S3Store("bucket", anonymous=anonymous)._settings())
+            assert place is not None
+            assert place.checksums is asked_for
 
 
 def test_certificates_are_the_ones_that_botocore_trusts(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -209,6 +210,18 @@ async def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatc
         async with S3Store("bucket", endpoint_url="http://far.test", access_key="a", secret_key="b") as store:
             assert await store.get("key") == b"by proxy"
         assert proxy.requests[0].startswith(b"GET http://far.test/bucket/key ")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("who", [{"access_key": "a", "secret_key": "b"}, {"anonymous": True}])
+async def test_checksums_are_not_asked_for_of_servers_that_know_none(
+    who: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_RESPONSE_CHECKSUM_VALIDATION", "when_required")
+    async with objects(b"here") as server:
+        async with S3Store("bucket", endpoint_url=f"http://127.0.0.1:{server.port}", **who) as store:
+            assert await store.get("key") == b"here"
+        assert b"checksum-mode" not in server.requests[0].lower()
 
 
 @pytest.mark.slow
