@@ -86,9 +86,18 @@ EXPIRED: Final = {"ExpiredToken", "InvalidToken"}
 #: The codes by which servers say that the bucket lies in another region.
 ELSEWHERE: Final = {"301", "PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
 
-#: What asks for fewer requests, and what failed at the server: by code, or by status where there is no code.
-THROTTLES: Final = {"SlowDown", "TooManyRequests", "RequestLimitExceeded", "ThrottlingException", "Throttling"}
-FAILURES: Final = {500, 502, 504}
+#: What asks for fewer requests: by code, or by status where there is no code.
+THROTTLES: Final = {
+    "SlowDown", "TooManyRequests", "RequestLimitExceeded", "ThrottlingException", "Throttling",
+    "BandwidthLimitExceeded",
+}  # fmt: skip
+THROTTLING: Final = {429, 503, 509}
+
+#: What may go well the next time, beside failures of the server's own (5xx): it waited too long for the request, or
+#: takes no early data. S3 itself says the former with 400.
+LATE: Final = {408, 425}
+LATE_CODES: Final = {"RequestTimeout"}
+NOT_IMPLEMENTED: Final = 501
 
 
 @contextmanager
@@ -140,10 +149,10 @@ def answered(said: Said, asked: Asked) -> StorageError:
     if status == 416:
         return BadRange(f"{asked}: the range begins at or behind the end of the object", key, status=status)
     sentence = f"{asked}: the server answered {f'{status} {code}'.rstrip()}: {said.message}".rstrip(": ")
-    if code in THROTTLES or status in (429, 503):
+    if code in THROTTLES or status in THROTTLING:
         return Throttled(sentence, key, status=status, retry_after=said.retry_after)
-    kinds = ServerFailed if status in FAILURES else StorageError
-    return kinds(sentence, key, status=status)
+    failed = (status >= 500 and status != NOT_IMPLEMENTED) or status in LATE or code in LATE_CODES
+    return (ServerFailed if failed else StorageError)(sentence, key, status=status)
 
 
 def unanswered(error: StorageError, asked: Asked, request: Request) -> StorageError:

@@ -121,6 +121,22 @@ def test_failures_are_told_apart(found: Reply, request_: Request, error: type[Ex
     assert caught.value.status in (found.status, 0)
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        *((status, "", ServerFailed) for status in (500, 502, 504, 507, 520, 522, 524, 599, 408, 425)),
+        (400, "RequestTimeout", ServerFailed),
+        *((status, "", Throttled) for status in (429, 503, 509)),
+        (400, "BandwidthLimitExceeded", Throttled),
+        *((status, "", StorageError) for status in (400, 405, 501)),
+    ],
+)
+def test_what_may_go_well_the_next_time_is_told_from_what_never_will(status: int, code: str, kind: type) -> None:
+    with pytest.raises(StorageError) as caught:
+        read(said(status, code), asked(), ASKED)
+    assert type(caught.value) is kind
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("7", 7), ("-1", 0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0)])
 def test_when_to_come_back_is_told(text: str, seconds: float) -> None:
     with pytest.raises(Throttled) as caught:
