@@ -78,10 +78,15 @@ REFUSALS: Final = {
     "AccessDenied": "these credentials do not allow it (nor, maybe, to be told that the object is missing): "
     "check the bucket's policy",
 }
-REFUSALS_ALIKE: Final = {"403": "AccessDenied", "Forbidden": "AccessDenied", "TokenRefreshRequired": "ExpiredToken"}
+REFUSALS_ALIKE: Final = {
+    "403": "AccessDenied", "Forbidden": "AccessDenied", "TokenRefreshRequired": "ExpiredToken",
+    "ExpiredTokenException": "ExpiredToken", "RequestExpired": "ExpiredToken",
+}  # fmt: skip
 
-#: Refusals that new credentials may help against.
-EXPIRED: Final = {"ExpiredToken", "InvalidToken"}
+#: Refusals that new credentials may help against. A key that the server does not know may have been there until now:
+#: so ends a rotation by hand.
+UNKNOWN_KEY: Final = "InvalidAccessKeyId"
+EXPIRED: Final = {"ExpiredToken", "InvalidToken", UNKNOWN_KEY}
 
 #: The codes by which servers say that the bucket lies in another region.
 ELSEWHERE: Final = {"301", "PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
@@ -143,7 +148,8 @@ def answered(said: Said, asked: Asked) -> StorageError:
         )
     if code in REFUSALS or status in (401, 403):
         kind = CredentialsExpired if code in EXPIRED else AccessDenied
-        return kind(f"{asked}: {REFUSALS.get(code, REFUSALS['AccessDenied'])} [{code or status}]", key, status=status)
+        why = REFUSALS.get(code, REFUSALS["AccessDenied"])
+        return kind(f"{asked}: {why} [{said.code or status}]", key, status=status)
     if status == 412 or code == "PreconditionFailed":
         return ObjectChanged(f"{asked}: the object has been replaced since it was first read", key, status=status)
     if status == 416:

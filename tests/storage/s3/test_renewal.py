@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from aloader.errors import AccessDenied, CredentialsExpired
-from aloader.storage import S3Store
+from aloader.storage import S3Store, open_store
 from tests.storage.s3.server import access_key, container, error, objects
 from tests.storage.wire.scripted import Said, Scripted
 
@@ -52,6 +53,38 @@ async def test_expired_credentials_are_renewed_once_for_all_for_the_next_attempt
                 await anext(store.list())
             assert await store.size("key") == 4
             assert access_key(server.requests[-1]) == "key3"
+
+
+@pytest.mark.parametrize("code", ["InvalidAccessKeyId", "RequestExpired", "ExpiredTokenException"])
+async def test_keys_that_were_rotated_by_hand_are_found_by_the_next_attempt(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    file.write_text("[default]\naws_access_key_id=old\naws_secret_access_key=s\n")
+    valid = {"old"}
+    refuse = lambda request: None if access_key(request) in valid else [error(403, code)]  # noqa: E731
+    async with objects(b"here", refuse) as server:
+        async with open_store("s3://bucket", endpoint_url=f"http://127.0.0.1:{server.port}") as store:
+            assert await store.get("key") == b"here"
+            file.write_text("[default]\naws_access_key_id=new\naws_secret_access_key=s\n")
+            valid = {"new"}
+            assert await store.get("key") == b"here"
+            assert [access_key(request) for request in server.requests] == ["old", "old", "new"]
+            assert await store.size("key") == 4
+
+
+async def test_a_key_that_nobody_ever_knew_is_a_refusal_once_nothing_else_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    async with objects(b"", lambda _: [error(403, "InvalidAccessKeyId")]) as server:
+        async with S3Store("bucket", endpoint_url=f"http://127.0.0.1:{server.port}") as store:
+            with pytest.raises(AccessDenied, match="does not know the access key") as caught:
+                await store.get("key")
+            assert type(caught.value) is AccessDenied
+            assert len(server.requests) == 1
 
 
 async def test_credentials_about_to_expire_are_asked_for_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
