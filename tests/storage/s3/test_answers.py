@@ -52,11 +52,21 @@ def said(status: int, code: str = "", more: str = "", **headers: str) -> Reply:
         (asked(5, 9), "Range: bytes=5-8\r\n", 9),
         (asked(0, 9, 4), "Range: bytes=0-8\r\n", 4),
         (Request("key", version='"v"', most=7), 'If-Match: "v"\r\n', 7),
+        (Request("key", 1, None, 'W/"v"'), "Range: bytes=1-\r\n", None),
         (Request("key", 1, None, '"v"'), 'If-Match: "v"\r\nRange: bytes=1-\r\n', None),
     ],
 )
 def test_requests_say_which_bytes_of_which_version(request_: Request, headers: str, limit: int | None) -> None:
     assert (conditions(request_), ceiling(request_)) == (headers, limit)
+
+
+@pytest.mark.parametrize("found", [reply(etag='W/"b"'), reply(206, BODY[1:], content_range="bytes 1-9/10"),
+                                   reply(206, BODY[1:], content_range="bytes 1-9/10", etag='"a"')])  # fmt: skip
+def test_a_weak_version_is_compared_in_the_answer(found: Reply) -> None:
+    with pytest.raises(ObjectChanged, match="has been replaced"):
+        read(found, Request("key", 1, None, 'W/"a"'), ASKED)
+    same = found._replace(headers={**found.headers, b"etag": b'W/"a"'})
+    assert read(same, Request("key", 1, None, 'W/"a"'), ASKED) == Response(BODY[1:], 10, 'W/"a"')
 
 
 def test_a_version_cannot_smuggle_headers_in() -> None:
