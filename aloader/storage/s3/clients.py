@@ -153,6 +153,6 @@ def _client(session: Any, settings: Settings) -> tuple[Any, Any]:
         aws_access_key_id=keys.access if keys else None,
         aws_secret_access_key=keys.secret if keys else None,
         aws_session_token=(keys.token or None) if keys else None,
-        config=AioConfig(**settings.client_config()),
+        config=AioConfig(**settings.client_config(session)),
     )
     return context, asyncio.run(context.__aenter__())

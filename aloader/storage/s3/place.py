@@ -71,7 +71,7 @@ def _would_send(session: Any, settings: Settings) -> Any:
         region_name=settings.region_for(session),
         aws_access_key_id="nobody",  # the place does not depend on it
         aws_secret_access_key="nothing",
-        config=Config(**settings.client_config()),
+        config=Config(**settings.client_config(session)),
     )
     seen: list[Any] = []
 

@@ -34,8 +34,8 @@ class Settings:
     min_rate: float
     stall_after: float
 
-    def client_config(self) -> dict[str, Any]:
-        """The settings of botocore's `Config`."""
+    def client_config(self, session: Any) -> dict[str, Any]:
+        """The settings of botocore's `Config`, beside what its session has of the user's."""
         from botocore import UNSIGNED
 
         config: dict[str, Any] = {
@@ -44,7 +44,8 @@ class Settings:
             "max_pool_connections": self.max_connections,
             "retries": {"mode": "standard", "total_max_attempts": ATTEMPTS},
         }
-        if self.endpoint_url:
+        named = session.get_config_variable("s3")
+        if self.endpoint_url and not (isinstance(named, dict) and named.get("addressing_style")):
             config["s3"] = {"addressing_style": "path"}
         if self.anonymous:
             config["signature_version"] = UNSIGNED

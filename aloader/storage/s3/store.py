@@ -24,7 +24,8 @@ class S3Store(BaseStore):
     """The objects of a bucket whose keys begin with a prefix. Needs the extra `s3`.
 
     `prefix` stands for a folder: with "a/b", the key "c" is the object "a/b/c". `endpoint_url` is for servers other
-    than Amazon's (the bucket then goes into the path, not into the host name). It, region and credentials come from the
+    than Amazon's (the bucket then goes into the path, not into the host name, unless the configuration files name an
+    `addressing_style`). It, region and credentials come from the
     environment, the configuration files or the machine's role, as with every AWS program, unless they are given;
     `anonymous` sends unsigned requests. The server is looked up once for each copy of a store in a process.
 

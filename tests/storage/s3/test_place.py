@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from botocore.session import Session, get_session
 
@@ -76,6 +78,25 @@ def test_checksums_are_asked_for_where_botocore_would(session: Session, monkeypa
             place = find(fresh(session), S3Store("bucket", anonymous=anonymous)._settings())
             assert place is not None
             assert place.checksums is asked_for
+
+
+@pytest.mark.parametrize(
+    ("style", "url"),
+    [
+        ("virtual", "http://bucket.server.test:9/"),
+        ("path", "http://server.test:9/bucket/"),
+        ("", "http://server.test:9/bucket/"),
+    ],
+)
+def test_the_bucket_is_where_the_configuration_wants_it(
+    session: Session, style: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config"
+    config.write_text(f"[default]\nregion = here\ns3 =\n  max_concurrent_requests = 9\n  addressing_style = {style}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    place = find(fresh(session), S3Store("bucket", endpoint_url="http://server.test:9")._settings())
+    assert place is not None
+    assert f"{place.origin}{place.base}" == url
 
 
 def test_certificates_are_the_ones_that_botocore_trusts(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
