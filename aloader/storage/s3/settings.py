@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -14,6 +15,10 @@ ATTEMPTS: Final = 3
 
 #: Where the environment names no region, requests to other servers than Amazon's still have to be signed for one.
 ANY_REGION: Final = "us-east-1"
+
+#: Checksums of what is written go into trailers of a body in chunks. Amazon's S3 reads that; others (Google's,
+#: Alibaba's, Oracle's) refuse it, mostly as a wrong signature. Not a setting of botocores before 1.36, which send none.
+REQUEST_CHECKSUMS: Final = "request_checksum_calculation"
 
 ENGINES: Final = ("lean", "botocore", "obstore")
 
@@ -37,6 +42,7 @@ class Settings:
     def client_config(self, session: Any) -> dict[str, Any]:
         """The settings of botocore's `Config`, beside what its session has of the user's."""
         from botocore import UNSIGNED
+        from botocore.config import Config
 
         config: dict[str, Any] = {
             "connect_timeout": self.connect_timeout,
@@ -47,6 +53,8 @@ class Settings:
         named = session.get_config_variable("s3")
         if self.endpoint_url and not (isinstance(named, dict) and named.get("addressing_style")):
             config["s3"] = {"addressing_style": "path"}
+        if self.endpoint_url and REQUEST_CHECKSUMS in Config.OPTION_DEFAULTS and not _says(session, REQUEST_CHECKSUMS):
+            config[REQUEST_CHECKSUMS] = "when_required"
         if self.anonymous:
             config["signature_version"] = UNSIGNED
         return config
@@ -54,6 +62,11 @@ class Settings:
     def region_for(self, session: Any) -> str | None:
         """The region's name, if it has to be said: to Amazon, botocore finds out."""
         return self.region or session.get_config_variable("region") or (ANY_REGION if self.endpoint_url else None)
+
+
+def _says(session: Any, setting: str) -> bool:
+    """Whether the user's environment or profile has this setting: botocore's session says its default, too."""
+    return f"AWS_{setting.upper()}" in os.environ or setting in session.get_scoped_config()
 
 
 def check_endpoint(url: str) -> None:
