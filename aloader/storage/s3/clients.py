@@ -17,7 +17,7 @@ from aloader.errors import AccessDenied, CredentialsExpired
 from aloader.storage.s3.credentials import Credentials, Given
 from aloader.storage.s3.errors import UNKNOWN_KEY, Asked, explained, refused_at_once
 from aloader.storage.s3.place import Place, find
-from aloader.storage.s3.settings import Settings
+from aloader.storage.s3.settings import Settings, be_patient
 from aloader.storage.s3.signing import Keys
 
 
@@ -137,6 +137,7 @@ def _session(loader: Any) -> Any:
 
     session = get_session()
     session.register_component("data_loader", loader)
+    be_patient(session)
     session.get_component("credential_provider")
     return session
 

@@ -208,6 +208,8 @@ def _unanswered(error: Exception, asked: Asked) -> StorageError:
     match error:
         case boto.NoCredentialsError() | boto.PartialCredentialsError():
             return AccessDenied(f"{asked}: there are no credentials: {GIVE_CREDENTIALS}", asked.key)
+        case boto.CredentialRetrievalError() | boto.MetadataRetrievalError():
+            return ServerFailed(f"{asked}: whoever gives out the credentials has failed: {error}", asked.key)
         case boto.ConnectTimeoutError() | boto.EndpointConnectionError():
             why = "in time" if isinstance(error, boto.ConnectTimeoutError) else "there"
             return StoreUnreachable(

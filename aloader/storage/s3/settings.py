@@ -20,6 +20,9 @@ ANY_REGION: Final = "us-east-1"
 #: Alibaba's, Oracle's) refuse it, mostly as a wrong signature. Not a setting of botocores before 1.36, which send none.
 REQUEST_CHECKSUMS: Final = "request_checksum_calculation"
 
+#: Attempts, and seconds of each. Not more: where nothing answers, it takes twice all this to be told of no credentials.
+METADATA: Final = {"metadata_service_num_attempts": 3, "metadata_service_timeout": 2}
+
 ENGINES: Final = ("lean", "botocore", "obstore")
 
 
@@ -62,6 +65,14 @@ class Settings:
     def region_for(self, session: Any) -> str | None:
         """The region's name, if it has to be said: to Amazon, botocore finds out."""
         return self.region or session.get_config_variable("region") or (ANY_REGION if self.endpoint_url else None)
+
+
+def be_patient(session: Any) -> None:
+    """The machine's role is asked as `METADATA` says, where the user does not say otherwise. botocore asks once, for a
+    second, and then there are no credentials: but where many workers begin at once, it is slow, or refuses at first."""
+    for setting, value in METADATA.items():
+        if not _says(session, setting):
+            session.set_config_variable(setting, value)
 
 
 def _says(session: Any, setting: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from botocore.exceptions import CredentialRetrievalError, MetadataRetrievalError
 
 from aloader.errors import (
     AccessDenied,
@@ -21,7 +22,7 @@ from aloader.errors import (
 from aloader.storage import Request, Response, S3Store
 from aloader.storage.http_answers import Unclear, extent_of
 from aloader.storage.s3.answers import ceiling, conditions, is_moved, read
-from aloader.storage.s3.errors import Asked, unanswered
+from aloader.storage.s3.errors import Asked, explained, unanswered
 from aloader.storage.wire.answer import Answer, Reply, whole_size
 
 STORE = S3Store("bucket", endpoint_url="http://server")
@@ -148,6 +149,17 @@ def test_what_may_go_well_the_next_time_is_told_from_what_never_will(status: int
     with pytest.raises(StorageError) as caught:
         read(said(status, code), asked(), ASKED)
     assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [CredentialRetrievalError(provider="container", error_msg="429"), MetadataRetrievalError(error_msg="500")],
+)
+def test_that_credentials_could_not_be_asked_for_is_tried_again(failure: Exception) -> None:
+    with pytest.raises(ServerFailed, match=r"cannot read 'key' in .*gives out the credentials has failed") as caught:
+        with explained(ASKED):
+            raise failure
+    assert (caught.value.key, caught.value.__cause__) == ("key", failure)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("7", 7), ("-1", 0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0)])

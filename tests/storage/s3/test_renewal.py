@@ -10,10 +10,13 @@ import pytest
 
 from aloader.errors import AccessDenied, CredentialsExpired
 from aloader.storage import S3Store, open_store
-from tests.storage.s3.server import access_key, container, error, objects
-from tests.storage.wire.scripted import Said, Scripted
+from tests.storage.s3.server import access_key, answer, container, error, objects
+from tests.storage.wire.scripted import Said, Scripted, scripted
 
 pytestmark = [pytest.mark.usefixtures("nothing_left", "nobody"), pytest.mark.asyncio]
+
+ROLE = b"""{"Code": "Success", "AccessKeyId": "key1", "SecretAccessKey": "hush-hush", "Token": "token",
+"Expiration": "2099-01-01T00:00:00Z"}"""
 
 
 def store_at(server: Scripted, container: Scripted, monkeypatch: pytest.MonkeyPatch) -> S3Store:
@@ -85,6 +88,23 @@ async def test_a_key_that_nobody_ever_knew_is_a_refusal_once_nothing_else_is_fou
                 await store.get("key")
             assert type(caught.value) is AccessDenied
             assert len(server.requests) == 1
+
+
+async def test_the_machines_role_may_refuse_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [answer(429)]
+
+    def script(connection: int, number: int, request: bytes) -> list[Said]:
+        if request.startswith(b"PUT"):
+            return [answer(200, b"token")]
+        if request.split()[1].endswith(b"/security-credentials/"):
+            return [failures.pop() if failures else answer(200, b"role")]
+        return [answer(200, ROLE)]
+
+    async with objects(b"here") as server, scripted(script) as machine:
+        monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{machine.port}")
+        async with S3Store("bucket", endpoint_url=f"http://127.0.0.1:{server.port}") as store:
+            assert await store.get("key") == b"here"
 
 
 async def test_credentials_about_to_expire_are_asked_for_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
