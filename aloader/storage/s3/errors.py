@@ -23,6 +23,7 @@ from aloader.errors import (
     Throttled,
 )
 from aloader.storage.base import Request
+from aloader.storage.s3.signing import BadKeys
 from aloader.storage.wire.answer import BrokenAnswer
 
 
@@ -88,6 +89,9 @@ REFUSALS_ALIKE: Final = {
 UNKNOWN_KEY: Final = "InvalidAccessKeyId"
 EXPIRED: Final = {"ExpiredToken", "InvalidToken", UNKNOWN_KEY}
 
+#: Where an object is not to be had before hours.
+ARCHIVED: Final = "InvalidObjectState"
+
 #: The codes by which servers say that the bucket lies in another region.
 ELSEWHERE: Final = {"301", "PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
 
@@ -113,6 +117,8 @@ def explained(asked: Asked) -> Iterator[None]:
 
     try:
         yield
+    except BadKeys as error:
+        raise AccessDenied(f"{asked}: {error}", asked.key) from error
     except ClientError as error:
         raise answered(_said(error.response), asked) from error
     except (BotoCoreError, BrokenBody, TimeoutError) as error:
@@ -145,6 +151,12 @@ def answered(said: Said, asked: Asked) -> StorageError:
     if code in ELSEWHERE or status == 301:
         return StorageError(
             f"{asked}: the bucket is in another region: pass region={said.region or '…'!r}", key, status=status
+        )
+    if code == ARCHIVED:
+        return StorageError(
+            f"{asked}: the object is archived (S3 Glacier, Deep Archive): it has to be restored first [{code}]",
+            key,
+            status=status,
         )
     if code in REFUSALS or status in (401, 403):
         kind = CredentialsExpired if code in EXPIRED else AccessDenied

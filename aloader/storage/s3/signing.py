@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import time
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 from urllib.parse import quote
 
 #: What stays as it is in a path; all else is percent-encoded, as UTF-8.
@@ -24,12 +26,26 @@ UNQUOTED: Final = "/-._~"
 CHECKSUM_MODE: Final = "x-amz-checksum-mode: ENABLED\r\n"
 
 
-class Keys(NamedTuple):
-    """What requests are signed with. Its `repr` shows nothing of it."""
+class BadKeys(ValueError):  # noqa: N818
+    """These can be nobody's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What requests are signed with. Its `repr` shows nothing of it. `BadKeys` where there is white space in it:
+    mostly the end of the line of a file, as secrets are mounted. Servers would say that the request is bad, or the
+    signature.
+    """
 
     access: str
     secret: str
     token: str = ""
+
+    def __post_init__(self) -> None:
+        names = {"access key": self.access, "secret key": self.secret, "session token": self.token}
+        for name, value in names.items():
+            if re.search(r"\s", value):
+                raise BadKeys(f"the {name} has white space in it, or the end of a line: strip() it where it is read")
 
     def __repr__(self) -> str:
         return "Keys(…)"

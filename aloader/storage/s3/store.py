@@ -71,6 +71,7 @@ class S3Store(BaseStore):
             raise ValueError(f"engine= is one of {', '.join(map(repr, ENGINES))}, got {self.engine!r}")
         if self.endpoint_url is not None:
             check_endpoint(self.endpoint_url)
+        self._keys()
         self.prefix = self.prefix.strip("/")
         if self.prefix:
             check_key(self.prefix)
@@ -152,15 +153,18 @@ class S3Store(BaseStore):
     def _asked(self, verb: str, key: str = "") -> Asked:
         return Asked(verb, self, key)
 
+    def _keys(self) -> Keys | None:
+        """Those that were given."""
+        if self.access_key is None or self.secret_key is None:
+            return None
+        return Keys(self.access_key, self.secret_key, self.session_token or "")
+
     def _settings(self) -> Settings:
-        keys = None
-        if self.access_key is not None and self.secret_key is not None:
-            keys = Keys(self.access_key, self.secret_key, self.session_token or "")
         return Settings(
             bucket=self.bucket,
             endpoint_url=self._server,
             region=self.region,
-            keys=keys,
+            keys=self._keys(),
             anonymous=self.anonymous,
             connect_timeout=self.connect_timeout,
             read_timeout=self.read_timeout,

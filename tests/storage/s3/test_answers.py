@@ -108,6 +108,7 @@ def test_answers_with_an_object_are_read(found: Reply, request_: Request, respon
         (said(404), asked(), KeyNotFound, "no object 'key' in S3Store"),
         (said(404, "NoSuchBucket"), asked(), StoreNotFound, "there is no bucket 'bucket' at http://server"),
         (said(412, "PreconditionFailed"), asked(), ObjectChanged, "has been replaced"),
+        (said(403, "InvalidObjectState"), asked(), StorageError, "archived .*: it has to be restored first"),
         (said(403, "AccessDenied"), asked(), AccessDenied, "do not allow it"),
         (said(403, "SignatureDoesNotMatch"), asked(), AccessDenied, "the secret key does not belong"),
         (said(403), asked(), AccessDenied, r"do not allow it .*\[403\]"),

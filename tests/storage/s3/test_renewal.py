@@ -107,6 +107,19 @@ async def test_the_machines_role_may_refuse_at_first(monkeypatch: pytest.MonkeyP
             assert await store.get("key") == b"here"
 
 
+async def test_keys_of_the_environment_with_the_end_of_their_line_are_refused_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush\n")
+    async with objects(b"here") as server:
+        async with S3Store("bucket", endpoint_url=f"http://127.0.0.1:{server.port}") as store:
+            with pytest.raises(AccessDenied, match=r"cannot read 'key' in .*the secret key has white space") as caught:
+                await store.get("key")
+    assert "hush" not in str(caught.value)
+    assert not server.requests
+
+
 async def test_credentials_about_to_expire_are_asked_for_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     soon = (datetime.now(UTC) + timedelta(seconds=100)).strftime("%Y-%m-%dT%H:%M:%SZ")
     async with objects(b"here") as server, container(soon) as role, store_at(server, role, monkeypatch) as store:
