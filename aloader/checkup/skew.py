@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import os
 import time
 import urllib.error
 import urllib.request
@@ -59,9 +58,16 @@ def server_of(url: str) -> str | None:
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/"
     if parts.scheme != "s3":
         return None
-    given = parse_qs(parts.query).get("endpoint_url", [""])[0]
-    endpoint = given or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    return endpoint or "https://s3.amazonaws.com/"
+    return parse_qs(parts.query).get("endpoint_url", [""])[0] or _configured() or "https://s3.amazonaws.com/"
+
+
+def _configured() -> str | None:
+    from aloader.storage.s3.configured import configured_endpoint
+
+    try:
+        return configured_endpoint()
+    except ValueError:  # a configuration that cannot be read: the store says so
+        return None
 
 
 def _server_of_store(store: Store) -> str | None:

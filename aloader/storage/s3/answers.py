@@ -1,5 +1,8 @@
 """What an HTTP answer to a GET says of an object: its bytes, or what went wrong. Pure.
 
+*Versions.* A weak ETag ("W/…") is one, but no server can be asked for it: If-Match compares strongly (RFC 9110,
+13.1.1). It is compared when the answer is there.
+
 What is seldom and intricate (redirects, other kinds of success) is not read here: `read` then returns None, and the
 request goes another way.
 """
@@ -26,14 +29,22 @@ CHECKSUMS: Final = {f"x-amz-checksum-{name}".encode(): name for name in ("crc32"
 
 CONTENT_RANGE: Final = re.compile(rb"bytes (\d{1,19})-\d+/(\d{1,19})")
 
+WEAK: Final = "W/"
+
 REDIRECTS: Final = (301, 302, 303, 307, 308)
+
+
+def asked_version(request: Request) -> str:
+    """The version to send as If-Match; none, if it is to be compared when the answer is there."""
+    return "" if request.version.startswith(WEAK) else request.version
 
 
 def conditions(request: Request) -> str:
     """The headers that say which bytes of which version, each with its line end."""
     if not request.version.isprintable():
         raise ValueError(f"not the version of an object: {request.version!r}")
-    headers = f"If-Match: {request.version}\r\n" if request.version else ""
+    version = asked_version(request)
+    headers = f"If-Match: {version}\r\n" if version else ""
     if request.stop is not None:
         return f"{headers}Range: bytes={request.start}-{request.stop - 1}\r\n"
     return f"{headers}Range: bytes={request.start}-\r\n" if request.start else headers
@@ -49,10 +60,9 @@ def ceiling(request: Request) -> int | None:
 def read(reply: Reply, request: Request, asked: Asked) -> Response | None:
     """The answer's object; None if somebody else must make sense of it. Else the `StorageError` that it says."""
     match reply.status:
-        case 200:
-            return _whole(reply, request, asked)
-        case 206:
-            return _part(reply, request, asked)
+        case 200 | 206:
+            check_version(_version(reply.headers), request, asked)
+            return (_whole if reply.status == 200 else _part)(reply, request, asked)
         case 416 if request.start == 0 or _whole_size_of_416(reply) == 0:
             return Response(b"", 0, _version(reply.headers))
         case status if status < 300 or status in REDIRECTS:
@@ -60,6 +70,12 @@ def read(reply: Reply, request: Request, asked: Asked) -> Response | None:
     if is_moved(reply):
         return None
     raise answered(said_by(reply), asked)
+
+
+def check_version(version: str, request: Request, asked: Asked) -> None:
+    """`ObjectChanged` if it is not the one that was wanted, and the server could not be told which one was."""
+    if request.version.startswith(WEAK) and version != request.version:
+        raise answered(Said(412), asked)
 
 
 def is_moved(reply: Reply) -> bool:

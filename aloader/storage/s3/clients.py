@@ -15,9 +15,9 @@ from typing import Any
 
 from aloader.errors import AccessDenied, CredentialsExpired
 from aloader.storage.s3.credentials import Credentials, Given
-from aloader.storage.s3.errors import Asked, explained, refused_at_once
+from aloader.storage.s3.errors import UNKNOWN_KEY, Asked, explained, refused_at_once
 from aloader.storage.s3.place import Place, find
-from aloader.storage.s3.settings import Settings
+from aloader.storage.s3.settings import Settings, be_patient
 from aloader.storage.s3.signing import Keys
 
 
@@ -61,11 +61,14 @@ class Clients:
             raise await self.renewed(error, used) from error.__cause__
 
     async def renewed(self, error: CredentialsExpired, refused: Keys | None) -> AccessDenied:
-        """What to raise after a refusal for old credentials: others are looked for first, where there may be any."""
+        """What to raise after a refusal for old credentials: others are looked for first, where there may be any. A key
+        that the server does not know is a refusal like others if nothing but this key is found."""
+        final = AccessDenied(str(error), error.key, status=error.status)
         if not isinstance(self.credentials, Credentials):
-            return AccessDenied(str(error), error.key, status=error.status)
+            return final
         try:
-            await self.credentials.renew(refused, time.time())
+            if not await self.credentials.renew(refused, time.time()) and str(error).endswith(f"[{UNKNOWN_KEY}]"):
+                return final
         except Exception as failure:  # said when they are asked for next; this request was refused for the old ones
             error.add_note(f"looking for new credentials failed: {type(failure).__name__}")
         return error
@@ -134,6 +137,7 @@ def _session(loader: Any) -> Any:
 
     session = get_session()
     session.register_component("data_loader", loader)
+    be_patient(session)
     session.get_component("credential_provider")
     return session
 
@@ -150,6 +154,6 @@ def _client(session: Any, settings: Settings) -> tuple[Any, Any]:
         aws_access_key_id=keys.access if keys else None,
         aws_secret_access_key=keys.secret if keys else None,
         aws_session_token=(keys.token or None) if keys else None,
-        config=AioConfig(**settings.client_config()),
+        config=AioConfig(**settings.client_config(session)),
     )
     return context, asyncio.run(context.__aenter__())

@@ -63,10 +63,12 @@ class Credentials:
         assert self._keys is not None
         return self._keys
 
-    async def renew(self, refused: Keys | None, now: float) -> None:
-        """These keys were refused: look for others, unless that has been done since. (None: whatever there was.)"""
+    async def renew(self, refused: Keys | None, now: float) -> bool:
+        """These keys were refused: look for others, unless that has been done since. (None: whatever there was.)
+        Whether there are others now, as far as that is known."""
         if refused in (None, self._keys) and now >= self._renewed + ASKED_EVERY:
             await self._once(lambda: self._look(now))
+        return refused is None or refused != self._keys
 
     async def _once(self, act: Callable[[], Awaitable[None]]) -> None:
         """One task acts for all that come while it does; a failure is theirs too. If it is cancelled, the next acts."""

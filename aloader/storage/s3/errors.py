@@ -23,6 +23,7 @@ from aloader.errors import (
     Throttled,
 )
 from aloader.storage.base import Request
+from aloader.storage.s3.signing import BadKeys
 from aloader.storage.wire.answer import BrokenAnswer
 
 
@@ -78,17 +79,34 @@ REFUSALS: Final = {
     "AccessDenied": "these credentials do not allow it (nor, maybe, to be told that the object is missing): "
     "check the bucket's policy",
 }
-REFUSALS_ALIKE: Final = {"403": "AccessDenied", "Forbidden": "AccessDenied", "TokenRefreshRequired": "ExpiredToken"}
+REFUSALS_ALIKE: Final = {
+    "403": "AccessDenied", "Forbidden": "AccessDenied", "TokenRefreshRequired": "ExpiredToken",
+    "ExpiredTokenException": "ExpiredToken", "RequestExpired": "ExpiredToken",
+}  # fmt: skip
 
-#: Refusals that new credentials may help against.
-EXPIRED: Final = {"ExpiredToken", "InvalidToken"}
+#: Refusals that new credentials may help against. A key that the server does not know may have been there until now:
+#: so ends a rotation by hand.
+UNKNOWN_KEY: Final = "InvalidAccessKeyId"
+EXPIRED: Final = {"ExpiredToken", "InvalidToken", UNKNOWN_KEY}
+
+#: Where an object is not to be had before hours.
+ARCHIVED: Final = "InvalidObjectState"
 
 #: The codes by which servers say that the bucket lies in another region.
 ELSEWHERE: Final = {"301", "PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
 
-#: What asks for fewer requests, and what failed at the server: by code, or by status where there is no code.
-THROTTLES: Final = {"SlowDown", "TooManyRequests", "RequestLimitExceeded", "ThrottlingException", "Throttling"}
-FAILURES: Final = {500, 502, 504}
+#: What asks for fewer requests: by code, or by status where there is no code.
+THROTTLES: Final = {
+    "SlowDown", "TooManyRequests", "RequestLimitExceeded", "ThrottlingException", "Throttling",
+    "BandwidthLimitExceeded",
+}  # fmt: skip
+THROTTLING: Final = {429, 503, 509}
+
+#: What may go well the next time, beside failures of the server's own (5xx): it waited too long for the request, or
+#: takes no early data. S3 itself says the former with 400.
+LATE: Final = {408, 425}
+LATE_CODES: Final = {"RequestTimeout"}
+NOT_IMPLEMENTED: Final = 501
 
 
 @contextmanager
@@ -99,6 +117,8 @@ def explained(asked: Asked) -> Iterator[None]:
 
     try:
         yield
+    except BadKeys as error:
+        raise AccessDenied(f"{asked}: {error}", asked.key) from error
     except ClientError as error:
         raise answered(_said(error.response), asked) from error
     except (BotoCoreError, BrokenBody, TimeoutError) as error:
@@ -132,18 +152,25 @@ def answered(said: Said, asked: Asked) -> StorageError:
         return StorageError(
             f"{asked}: the bucket is in another region: pass region={said.region or '…'!r}", key, status=status
         )
+    if code == ARCHIVED:
+        return StorageError(
+            f"{asked}: the object is archived (S3 Glacier, Deep Archive): it has to be restored first [{code}]",
+            key,
+            status=status,
+        )
     if code in REFUSALS or status in (401, 403):
         kind = CredentialsExpired if code in EXPIRED else AccessDenied
-        return kind(f"{asked}: {REFUSALS.get(code, REFUSALS['AccessDenied'])} [{code or status}]", key, status=status)
+        why = REFUSALS.get(code, REFUSALS["AccessDenied"])
+        return kind(f"{asked}: {why} [{said.code or status}]", key, status=status)
     if status == 412 or code == "PreconditionFailed":
         return ObjectChanged(f"{asked}: the object has been replaced since it was first read", key, status=status)
     if status == 416:
         return BadRange(f"{asked}: the range begins at or behind the end of the object", key, status=status)
     sentence = f"{asked}: the server answered {f'{status} {code}'.rstrip()}: {said.message}".rstrip(": ")
-    if code in THROTTLES or status in (429, 503):
+    if code in THROTTLES or status in THROTTLING:
         return Throttled(sentence, key, status=status, retry_after=said.retry_after)
-    kinds = ServerFailed if status in FAILURES else StorageError
-    return kinds(sentence, key, status=status)
+    failed = (status >= 500 and status != NOT_IMPLEMENTED) or status in LATE or code in LATE_CODES
+    return (ServerFailed if failed else StorageError)(sentence, key, status=status)
 
 
 def unanswered(error: StorageError, asked: Asked, request: Request) -> StorageError:
@@ -193,6 +220,8 @@ def _unanswered(error: Exception, asked: Asked) -> StorageError:
     match error:
         case boto.NoCredentialsError() | boto.PartialCredentialsError():
             return AccessDenied(f"{asked}: there are no credentials: {GIVE_CREDENTIALS}", asked.key)
+        case boto.CredentialRetrievalError() | boto.MetadataRetrievalError():
+            return ServerFailed(f"{asked}: whoever gives out the credentials has failed: {error}", asked.key)
         case boto.ConnectTimeoutError() | boto.EndpointConnectionError():
             why = "in time" if isinstance(error, boto.ConnectTimeoutError) else "there"
             return StoreUnreachable(

@@ -6,7 +6,7 @@ from typing import Any
 
 from aloader.errors import BadRange, StorageError
 from aloader.storage.base import Request, Response
-from aloader.storage.s3.answers import ceiling, read
+from aloader.storage.s3.answers import asked_version, ceiling, read
 from aloader.storage.s3.clients import Clients
 from aloader.storage.s3.errors import Asked
 from aloader.storage.wire.answer import Reply
@@ -14,7 +14,7 @@ from aloader.storage.wire.answer import Reply
 
 async def fetch(clients: Clients, bucket: str, key: str, request: Request, asked: Asked) -> Response:
     """The answer to a request, for the object of this full key."""
-    more: dict[str, Any] = {"IfMatch": request.version} if request.version else {}
+    more: dict[str, Any] = {"IfMatch": version} if (version := asked_version(request)) else {}
     if request.start or request.stop is not None:
         more["Range"] = f"bytes={request.start}-{'' if request.stop is None else request.stop - 1}"
     try:

@@ -27,15 +27,16 @@ class Lean:
     def __init__(self, place: Place, root: str, pool: Pool, clients: Clients) -> None:
         self._base = place.base + encoded(root)
         self._pool = pool
-        self._signer = Signer(place.origin.authority, place.region)
+        self._signer = Signer(place.origin.authority, place.region, place.checksums)
         self._clients = clients
         self._credentials = clients.credentials
+        self._unsigned = CHECKSUM_MODE if place.checksums else ""
         self.moved_to: str | None = None  # a region ("": unknown): the server says that the bucket is not here
 
     async def fetch(self, request: Request, asked: Asked) -> Response | None:
         """The answer, or a `StorageError`; None if only the whole client can make sense of what the server said."""
         path = self._base + encoded(request.key)
-        keys, signature = None, CHECKSUM_MODE
+        keys, signature = None, self._unsigned
         if self._credentials is not None:
             now = time.time()
             keys = self._credentials.current(now) or await self._ask_for_keys(now, asked)

@@ -1,7 +1,8 @@
 """Where the objects of a bucket are, and whom to sign for: as botocore decides, whose rules are long and change.
 
 A client of botocore's makes one GET, up to where it would send it. What it would have sent is taken apart: the origin,
-what stands before the key in the path, the region. All of this blocks (it reads megabytes of JSON): for a thread.
+what stands before the key in the path, the region, whether checksums are asked for. All of
+this blocks (it reads megabytes of JSON): for a thread.
 
 Not everything that botocore can reach can be reached the lean way: `find` then says None.
 """
@@ -9,6 +10,7 @@ Not everything that botocore can reach can be reached the lean way: `find` then 
 from __future__ import annotations
 
 import io
+import os
 import re
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -33,6 +35,7 @@ class Place(NamedTuple):
     base: str
     region: str
     certificates: str | None  # a file of them, for https
+    checksums: bool  # whether to ask for those that objects were stored with: `response_checksum_validation`
 
 
 def find(session: Any, settings: Settings) -> Place | None:
@@ -53,8 +56,9 @@ def find(session: Any, settings: Settings) -> Place | None:
             return None
         region = signed[1]
     assert parts.hostname is not None
+    checksums = "x-amz-checksum-mode" in request.headers
     origin = Origin(parts.scheme, parts.hostname, parts.port or PORTS[parts.scheme])
-    return Place(origin, parts.path.removesuffix(SAMPLE), region, _certificates(session))
+    return Place(origin, parts.path.removesuffix(SAMPLE), region, _certificates(session), checksums)
 
 
 def _would_send(session: Any, settings: Settings) -> Any:
@@ -67,7 +71,7 @@ def _would_send(session: Any, settings: Settings) -> Any:
         region_name=settings.region_for(session),
         aws_access_key_id="nobody",  # the place does not depend on it
         aws_secret_access_key="nothing",
-        config=Config(**settings.client_config()),
+        config=Config(**settings.client_config(session)),
     )
     seen: list[Any] = []
 
@@ -99,5 +103,6 @@ def _behind_proxy(url: str) -> bool:
 def _certificates(session: Any) -> str | None:
     from botocore.httpsession import get_cert_path
 
-    path: str | None = get_cert_path(session.get_config_variable("ca_bundle") or True)
+    named = session.get_config_variable("ca_bundle")
+    path: str | None = get_cert_path(os.environ.get("REQUESTS_CA_BUNDLE", True) if named is None else named)
     return path

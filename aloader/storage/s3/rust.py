@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from aloader.errors import BrokenTransfer, CredentialsExpired, StorageError, StoreUnreachable
 from aloader.storage.base import Request, Response
-from aloader.storage.s3.answers import read
+from aloader.storage.s3.answers import asked_version, check_version, read
 from aloader.storage.s3.clients import Clients
 from aloader.storage.s3.errors import Asked, explained
 from aloader.storage.s3.place import Place
@@ -57,7 +57,7 @@ class Rust:
             with explained(asked):  # where there are none, this says so
                 await self._clients.credentials.get(datetime.now(UTC).timestamp())
         try:
-            return await self._get(key, request)
+            response = await self._get(key, request)
         except (BaseError, FileNotFoundError) as error:
             reply = _reply(str(error))
             if reply is None:
@@ -68,11 +68,13 @@ class Rust:
                 return read(reply, request, asked)
             except CredentialsExpired as expired:
                 raise await self._clients.renewed(expired, None) from error
+        check_version(response.version, request, asked)
+        return response
 
     async def _get(self, key: str, request: Request) -> Response:
         import obstore
 
-        options: Any = {"if_match": request.version} if request.version else {}
+        options: Any = {"if_match": version} if (version := asked_version(request)) else {}
         if request.stop is not None:
             options["range"] = (request.start, request.stop)
         elif request.start:

@@ -6,15 +6,17 @@ What is the same for a second is made once a second (the date and all text aroun
 once a day (the key that signs). What is left for a request is one hash and one HMAC of some hundred bytes.
 
 `Range` and `If-Match` need no signature; every header that begins with `x-amz-` does. `x-amz-checksum-mode` asks for
-the checksums that the object was stored with.
+the checksums that the object was stored with: not of every server, since some refuse what they do not know.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import time
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 from urllib.parse import quote
 
 #: What stays as it is in a path; all else is percent-encoded, as UTF-8.
@@ -24,12 +26,26 @@ UNQUOTED: Final = "/-._~"
 CHECKSUM_MODE: Final = "x-amz-checksum-mode: ENABLED\r\n"
 
 
-class Keys(NamedTuple):
-    """What requests are signed with. Its `repr` shows nothing of it."""
+class BadKeys(ValueError):  # noqa: N818
+    """These can be nobody's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What requests are signed with. Its `repr` shows nothing of it. `BadKeys` where there is white space in it:
+    mostly the end of the line of a file, as secrets are mounted. Servers would say that the request is bad, or the
+    signature.
+    """
 
     access: str
     secret: str
     token: str = ""
+
+    def __post_init__(self) -> None:
+        names = {"access key": self.access, "secret key": self.secret, "session token": self.token}
+        for name, value in names.items():
+            if re.search(r"\s", value):
+                raise BadKeys(f"the {name} has white space in it, or the end of a line: strip() it where it is read")
 
     def __repr__(self) -> str:
         return "Keys(…)"
@@ -43,9 +59,10 @@ def encoded(key: str) -> str:
 class Signer:
     """Signs GETs of one host in one region."""
 
-    def __init__(self, authority: str, region: str) -> None:
+    def __init__(self, authority: str, region: str, checksums: bool = True) -> None:
         self._authority = authority
         self._region = region
+        self._checksums = checksums
         self._keys = Keys("", "")
         self._day = ""
         self._second = -1
@@ -72,11 +89,8 @@ class Signer:
             self._signing_key = f"AWS4{keys.secret}".encode()
             for part in scope.split("/"):
                 self._signing_key = hmac.digest(self._signing_key, part.encode(), "sha256")
-        headers = {
-            "x-amz-checksum-mode": "ENABLED",
-            "x-amz-content-sha256": "UNSIGNED-PAYLOAD",
-            "x-amz-date": stamp,
-        }
+        headers = {"x-amz-checksum-mode": "ENABLED"} if self._checksums else {}
+        headers |= {"x-amz-content-sha256": "UNSIGNED-PAYLOAD", "x-amz-date": stamp}
         if keys.token:
             headers["x-amz-security-token"] = keys.token
         names = ";".join(["host", *headers])

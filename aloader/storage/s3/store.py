@@ -3,14 +3,16 @@ intricate go through aiobotocore, whose are also credentials, endpoints and the 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from aloader.options import CONCURRENCY, KIB
 from aloader.storage.base import BaseStore, ObjectInfo, Request, Response, check_data, check_key
 from aloader.storage.lifetime import PerLoop
+from aloader.storage.s3.configured import configured_endpoint
 from aloader.storage.s3.errors import Asked
 from aloader.storage.s3.opened import Opened
 from aloader.storage.s3.settings import ENGINES, Settings, check_endpoint
@@ -22,9 +24,10 @@ class S3Store(BaseStore):
     """The objects of a bucket whose keys begin with a prefix. Needs the extra `s3`.
 
     `prefix` stands for a folder: with "a/b", the key "c" is the object "a/b/c". `endpoint_url` is for servers other
-    than Amazon's (the bucket then goes into the path, not into the host name). Region and credentials come from the
+    than Amazon's (the bucket then goes into the path, not into the host name, unless the configuration files name an
+    `addressing_style`). It, region and credentials come from the
     environment, the configuration files or the machine's role, as with every AWS program, unless they are given;
-    `anonymous` sends unsigned requests.
+    `anonymous` sends unsigned requests. The server is looked up once for each copy of a store in a process.
 
     `connect_timeout` and `read_timeout` are seconds; the latter bounds each wait for bytes, not the whole transfer.
     What comes slower than `min_rate` bytes a second over `stall_after` seconds is given up too. `max_connections`
@@ -55,6 +58,7 @@ class S3Store(BaseStore):
     min_rate: float = 16 * KIB
     stall_after: float = 5.0
     _opened: PerLoop[Opened] = field(init=False)
+    _configured: tuple[str | None] | None = field(init=False, default=None)  # what the configuration says, once asked
 
     def __post_init__(self) -> None:
         if not self.bucket or ("/" in self.bucket and not self.bucket.startswith("arn:")):
@@ -67,6 +71,7 @@ class S3Store(BaseStore):
             raise ValueError(f"engine= is one of {', '.join(map(repr, ENGINES))}, got {self.engine!r}")
         if self.endpoint_url is not None:
             check_endpoint(self.endpoint_url)
+        self._keys()
         self.prefix = self.prefix.strip("/")
         if self.prefix:
             check_key(self.prefix)
@@ -75,8 +80,13 @@ class S3Store(BaseStore):
     def __repr__(self) -> str:
         """Where it is. Never what it logs in with."""
         place = f"s3://{self.bucket}/{self.prefix}".rstrip("/")
-        more = [f"{name}={value!r}" for name in ("endpoint_url", "region") if (value := getattr(self, name))]
+        said = {"endpoint_url": self._server, "region": self.region}
+        more = [f"{name}={value!r}" for name, value in said.items() if value]
         return f"S3Store({', '.join([repr(place), *more])})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what the configuration has said: another machine's may say something else."""
+        return {**self.__dict__, "_configured": None}
 
     async def fetch(self, request: Request) -> Response:
         opened = self._opened.get()
@@ -116,13 +126,25 @@ class S3Store(BaseStore):
 
     @property
     def identity(self) -> str:
-        """The bucket and its server, which may be named by the environment."""
+        """The bucket and its server, which may be named by the environment or by a configuration file."""
         return f"s3://{self.bucket}/{self.prefix} at {self.endpoint}"
 
     @property
     def endpoint(self) -> str:
         """The server, for those who read of it: its URL, or Amazon's name."""
-        return self._settings().endpoint or "Amazon S3"
+        return self._server or "Amazon S3"
+
+    @property
+    def _server(self) -> str | None:
+        """The server's URL, where it is not Amazon's."""
+        if self.endpoint_url is not None:
+            return self.endpoint_url
+        if self._configured is None:
+            try:
+                self._configured = (configured_endpoint(),)
+            except ValueError:  # opening says so
+                return None
+        return self._configured[0]
 
     @property
     def _root(self) -> str:
@@ -131,15 +153,18 @@ class S3Store(BaseStore):
     def _asked(self, verb: str, key: str = "") -> Asked:
         return Asked(verb, self, key)
 
+    def _keys(self) -> Keys | None:
+        """Those that were given."""
+        if self.access_key is None or self.secret_key is None:
+            return None
+        return Keys(self.access_key, self.secret_key, self.session_token or "")
+
     def _settings(self) -> Settings:
-        keys = None
-        if self.access_key is not None and self.secret_key is not None:
-            keys = Keys(self.access_key, self.secret_key, self.session_token or "")
         return Settings(
             bucket=self.bucket,
-            endpoint_url=self.endpoint_url,
+            endpoint_url=self._server,
             region=self.region,
-            keys=keys,
+            keys=self._keys(),
             anonymous=self.anonymous,
             connect_timeout=self.connect_timeout,
             read_timeout=self.read_timeout,
@@ -150,7 +175,7 @@ class S3Store(BaseStore):
         )
 
     async def _open(self, stack: AsyncExitStack) -> Opened:
-        opened = Opened(self._settings(), self._root)
+        opened = Opened(await asyncio.to_thread(self._settings), self._root)  # it may read files
         stack.push_async_callback(opened.aclose)
         await opened.open(self._asked("open"))
         return opened

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from botocore.exceptions import CredentialRetrievalError, MetadataRetrievalError
 
 from aloader.errors import (
     AccessDenied,
@@ -21,7 +22,7 @@ from aloader.errors import (
 from aloader.storage import Request, Response, S3Store
 from aloader.storage.http_answers import Unclear, extent_of
 from aloader.storage.s3.answers import ceiling, conditions, is_moved, read
-from aloader.storage.s3.errors import Asked, unanswered
+from aloader.storage.s3.errors import Asked, explained, unanswered
 from aloader.storage.wire.answer import Answer, Reply, whole_size
 
 STORE = S3Store("bucket", endpoint_url="http://server")
@@ -52,11 +53,21 @@ def said(status: int, code: str = "", more: str = "", **headers: str) -> Reply:
         (asked(5, 9), "Range: bytes=5-8\r\n", 9),
         (asked(0, 9, 4), "Range: bytes=0-8\r\n", 4),
         (Request("key", version='"v"', most=7), 'If-Match: "v"\r\n', 7),
+        (Request("key", 1, None, 'W/"v"'), "Range: bytes=1-\r\n", None),
         (Request("key", 1, None, '"v"'), 'If-Match: "v"\r\nRange: bytes=1-\r\n', None),
     ],
 )
 def test_requests_say_which_bytes_of_which_version(request_: Request, headers: str, limit: int | None) -> None:
     assert (conditions(request_), ceiling(request_)) == (headers, limit)
+
+
+@pytest.mark.parametrize("found", [reply(etag='W/"b"'), reply(206, BODY[1:], content_range="bytes 1-9/10"),
+                                   reply(206, BODY[1:], content_range="bytes 1-9/10", etag='"a"')])  # fmt: skip
+def test_a_weak_version_is_compared_in_the_answer(found: Reply) -> None:
+    with pytest.raises(ObjectChanged, match="has been replaced"):
+        read(found, Request("key", 1, None, 'W/"a"'), ASKED)
+    same = found._replace(headers={**found.headers, b"etag": b'W/"a"'})
+    assert read(same, Request("key", 1, None, 'W/"a"'), ASKED) == Response(BODY[1:], 10, 'W/"a"')
 
 
 def test_a_version_cannot_smuggle_headers_in() -> None:
@@ -97,11 +108,15 @@ def test_answers_with_an_object_are_read(found: Reply, request_: Request, respon
         (said(404), asked(), KeyNotFound, "no object 'key' in S3Store"),
         (said(404, "NoSuchBucket"), asked(), StoreNotFound, "there is no bucket 'bucket' at http://server"),
         (said(412, "PreconditionFailed"), asked(), ObjectChanged, "has been replaced"),
+        (said(403, "InvalidObjectState"), asked(), StorageError, "archived .*: it has to be restored first"),
         (said(403, "AccessDenied"), asked(), AccessDenied, "do not allow it"),
         (said(403, "SignatureDoesNotMatch"), asked(), AccessDenied, "the secret key does not belong"),
         (said(403), asked(), AccessDenied, r"do not allow it .*\[403\]"),
         (said(403, "RequestTimeTooSkewed"), asked(), AccessDenied, "clock"),
         (said(400, "ExpiredToken"), asked(), CredentialsExpired, "have expired"),
+        (said(400, "ExpiredTokenException"), asked(), CredentialsExpired, r"have expired.*\[ExpiredTokenException\]"),
+        (said(403, "RequestExpired"), asked(), CredentialsExpired, "have expired"),
+        (said(403, "InvalidAccessKeyId"), asked(), CredentialsExpired, "does not know the access key"),
         (said(403, "TokenRefreshRequired"), asked(), CredentialsExpired, "have expired"),
         (said(403, "InvalidToken"), asked(), CredentialsExpired, "session token"),
         (said(503, "SlowDown"), asked(), Throttled, "answered 503 SlowDown: it says"),
@@ -119,6 +134,33 @@ def test_failures_are_told_apart(found: Reply, request_: Request, error: type[Ex
     assert isinstance(caught.value, StorageError)
     assert caught.value.key == "key"
     assert caught.value.status in (found.status, 0)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        *((status, "", ServerFailed) for status in (500, 502, 504, 507, 520, 522, 524, 599, 408, 425)),
+        (400, "RequestTimeout", ServerFailed),
+        *((status, "", Throttled) for status in (429, 503, 509)),
+        (400, "BandwidthLimitExceeded", Throttled),
+        *((status, "", StorageError) for status in (400, 405, 501)),
+    ],
+)
+def test_what_may_go_well_the_next_time_is_told_from_what_never_will(status: int, code: str, kind: type) -> None:
+    with pytest.raises(StorageError) as caught:
+        read(said(status, code), asked(), ASKED)
+    assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [CredentialRetrievalError(provider="container", error_msg="429"), MetadataRetrievalError(error_msg="500")],
+)
+def test_that_credentials_could_not_be_asked_for_is_tried_again(failure: Exception) -> None:
+    with pytest.raises(ServerFailed, match=r"cannot read 'key' in .*gives out the credentials has failed") as caught:
+        with explained(ASKED):
+            raise failure
+    assert (caught.value.key, caught.value.__cause__) == ("key", failure)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("7", 7), ("-1", 0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0)])

@@ -18,7 +18,7 @@ from aloader.storage import Request, S3Store
 from aloader.storage.s3.settings import ENGINES
 from aloader.testing.s3server import S3Server
 from tests.servers import BUCKET
-from tests.storage.s3.server import objects, store_at
+from tests.storage.s3.server import DATE, answer, error, objects, store_at
 from tests.storage.test_conformance import ODD_KEYS
 
 BODY = bytes(range(256)) * 5000
@@ -94,6 +94,21 @@ async def test_obstore_is_refused_in_a_child_of_a_process_that_has_used_it() -> 
         assert "forked from one that had used obstore" in text
         assert 'Use engine="lean"' in text
         assert await store.get("key") == b"here"
+
+
+@pytest.mark.asyncio
+async def test_weak_versions_are_not_sent_and_compared(engine: str) -> None:
+    body = b"0123456789"
+
+    def script(request: bytes) -> list[bytes]:
+        if b"\r\nif-match:" in request.lower():
+            return [error(412, "PreconditionFailed")]
+        return [answer(206, body[5:], Content_Range="bytes 5-9/10", ETag='W/"a"', Last_Modified=DATE)]
+
+    async with objects(b"", script) as server, store_at(server, engine=engine) as store:
+        assert (await store.fetch(Request("key", 5, 10, 'W/"a"'))).data == body[5:]
+        with pytest.raises(ObjectChanged, match=r"cannot read 'key' in .*has been replaced"):
+            await store.fetch(Request("key", 5, 10, 'W/"b"'))
 
 
 async def refused(store: S3Store) -> str:

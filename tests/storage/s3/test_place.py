@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from botocore.session import Session, get_session
 
@@ -17,7 +19,8 @@ def session() -> Session:
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_DEFAULT_REGION", "AWS_REGION", "AWS_PROFILE", "HTTP_PROXY", "http_proxy", "HTTPS_PROXY",
-                 "https_proxy", "ALL_PROXY", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):  # fmt: skip
+                 "https_proxy", "ALL_PROXY", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE",
+                 "REQUESTS_CA_BUNDLE", "AWS_RESPONSE_CHECKSUM_VALIDATION"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
 
@@ -67,11 +70,44 @@ def test_the_environments_servers_and_proxies_count(session: Session, monkeypatc
     assert find(fresh(session), store._settings()) is not None
 
 
+def test_checksums_are_asked_for_where_botocore_would(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    for setting, asked_for in (("", True), ("when_supported", True), ("when_required", False)):
+        if setting:
+            monkeypatch.setenv("AWS_RESPONSE_CHECKSUM_VALIDATION", setting)
+        for anonymous in (False, True):
+            place = find(fresh(session), S3Store("bucket", anonymous=anonymous)._settings())
+            assert place is not None
+            assert place.checksums is asked_for
+
+
+@pytest.mark.parametrize(
+    ("style", "url"),
+    [
+        ("virtual", "http://bucket.server.test:9/"),
+        ("path", "http://server.test:9/bucket/"),
+        ("", "http://server.test:9/bucket/"),
+    ],
+)
+def test_the_bucket_is_where_the_configuration_wants_it(
+    session: Session, style: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config"
+    config.write_text(f"[default]\nregion = here\ns3 =\n  max_concurrent_requests = 9\n  addressing_style = {style}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    place = find(fresh(session), S3Store("bucket", endpoint_url="http://server.test:9")._settings())
+    assert place is not None
+    assert f"{place.origin}{place.base}" == url
+
+
 def test_certificates_are_the_ones_that_botocore_trusts(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = find(session, S3Store("bucket")._settings())
-    assert place is not None
-    assert place.certificates
+    def certificates() -> str | None:
+        place = find(fresh(session), S3Store("bucket")._settings())
+        assert place is not None
+        return place.certificates
+
+    usual = certificates()
+    assert usual
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/requests.pem")
+    assert certificates() == "/requests.pem"
     monkeypatch.setenv("AWS_CA_BUNDLE", "/some/file.pem")
-    place = find(fresh(session), S3Store("bucket")._settings())
-    assert place is not None
-    assert place.certificates == "/some/file.pem"
+    assert certificates() == "/some/file.pem"

@@ -18,11 +18,15 @@ from tests.storage.test_conformance import ODD_KEYS
 DAY = 86_400
 
 
-def of_botocore(host: str, path: str, keys: Keys, region: str, now: float, monkeypatch: pytest.MonkeyPatch) -> str:
+def of_botocore(
+    host: str, path: str, keys: Keys, region: str, now: float, monkeypatch: pytest.MonkeyPatch, checksums: bool = True
+) -> str:
     """The header by which botocore would sign the same request."""
     moment = datetime.fromtimestamp(int(now), UTC).replace(tzinfo=None)
     monkeypatch.setattr("botocore.auth.get_current_datetime", lambda: moment)
-    request = AWSRequest("GET", f"https://{host}{path}", headers={"x-amz-checksum-mode": "ENABLED"})
+    request = AWSRequest(
+        "GET", f"https://{host}{path}", headers={"x-amz-checksum-mode": "ENABLED"} if checksums else {}
+    )
     request.context.update(client_config=Config(s3={"payload_signing_enabled": False}))
     S3SigV4Auth(Credentials(keys.access, keys.secret, keys.token or None), "s3", region).add_auth(request)
     assert request.headers["X-Amz-Content-SHA256"] == "UNSIGNED-PAYLOAD"
@@ -50,6 +54,13 @@ def test_signatures_are_botocores(monkeypatch: pytest.MonkeyPatch) -> None:
         assert header(ours, "Authorization") == of_botocore(host, path, chosen, region, now, monkeypatch)
         assert header(ours, "x-amz-date") == datetime.fromtimestamp(int(now), UTC).strftime("%Y%m%dT%H%M%SZ")
         assert ("x-amz-security-token" in ours) == bool(chosen.token)
+
+
+def test_without_the_wish_for_checksums_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = Keys("AKIA", "secret", "token")
+    ours = Signer("host", "here", checksums=False).headers("/b/k", keys, 1.7e9)
+    assert header(ours, "Authorization") == of_botocore("host", "/b/k", keys, "here", 1.7e9, monkeypatch, False)
+    assert "checksum" not in ours
 
 
 @pytest.mark.parametrize("key", ODD_KEYS)

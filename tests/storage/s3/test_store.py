@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -211,6 +212,18 @@ async def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatc
         assert proxy.requests[0].startswith(b"GET http://far.test/bucket/key ")
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("who", [{"access_key": "a", "secret_key": "b"}, {"anonymous": True}])
+async def test_checksums_are_not_asked_for_of_servers_that_know_none(
+    who: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_RESPONSE_CHECKSUM_VALIDATION", "when_required")
+    async with objects(b"here") as server:
+        async with S3Store("bucket", endpoint_url=f"http://127.0.0.1:{server.port}", **who) as store:
+            assert await store.get("key") == b"here"
+        assert b"checksum-mode" not in server.requests[0].lower()
+
+
 @pytest.mark.slow
 @pytest.mark.asyncio
 async def test_a_listing_of_more_than_a_page_is_whole(s3_server: S3Server, store: S3Store) -> None:
@@ -278,6 +291,9 @@ def test_no_secret_is_shown(s3_server: S3Server) -> None:
         ({"bucket": "b", "access_key": "a"}, "go together"),
         ({"bucket": "b", "engine": "steam"}, "engine= is one of 'lean', 'botocore', 'obstore', got 'steam'"),
         ({"bucket": "b", "access_key": "a", "secret_key": "s", "anonymous": True}, "exclude each other"),
+        ({"bucket": "b", "access_key": "a\n", "secret_key": "hush"}, "the access key has white space in it"),
+        ({"bucket": "b", "access_key": "a", "secret_key": "hush\n"}, "the secret key has white space .*: strip"),
+        ({"bucket": "b", "access_key": "a", "secret_key": "s", "session_token": " hush"}, "the session token has"),
         ({"bucket": "b", "endpoint_url": "127.0.0.1:8333"}, "is an http:// or https:// URL"),
         ({"bucket": "b", "endpoint_url": "http://user:hush@host"}, "credentials do not belong"),
     ],
