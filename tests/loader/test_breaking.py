@@ -138,10 +138,11 @@ def test_a_program_that_dies_of_sigpipe_and_hears_of_no_children_survives_its_wo
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
 
     class Data:
+        died = "FOLDER/died"
         def __len__(self): return 64
         def __getitem__(self, i):
-            if i == 40 and not os.path.exists("died"):
-                open("died", "w").close()
+            if i == 40 and not os.path.exists(self.died):
+                open(self.died, "w").close()
                 os._exit(3)
             return torch.full((20_000,), i)
 
@@ -156,7 +157,7 @@ def test_a_program_that_dies_of_sigpipe_and_hears_of_no_children_survives_its_wo
         count += len(list(batches))
         print(count, loader.stats().workers_lost)
     """
-    with Program(tmp_path, source, flags=("-W", "ignore")) as program:
+    with Program(tmp_path, source.replace("FOLDER", str(tmp_path)), flags=("-W", "ignore")) as program:
         ended = program.end()
     assert (ended.code, ended.out) == (0, "16 2\n"), ended.err
 
