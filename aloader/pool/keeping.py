@@ -61,9 +61,12 @@ class Keeping:
     def look(self, now: float) -> None:
         """Count, and tell what there is to tell."""
         self.next = now + options.KEEPING_PACE
-        leases = [lease for worker in self._crew.latest.values() for lease in worker.mappings.held()]
+        memory, clock = [worker.mappings for worker in self._crew.latest.values()], time.monotonic()
+        if sum(mappings.nbytes for mappings in memory) <= self._excess.limit:
+            self._excess.look((), clock)  # without counting what may be many thousand leaves
+            return
+        leases = [lease for mappings in memory for lease in mappings.held()]
         leases = [lease for lease in leases if self._epoch.ticket(*lease.batch[:2]) is None]
-        clock = time.monotonic()
         kept = [Kept(lease.place.nbytes, lease.batch[:2], lease.batch[2]) for lease in leases]
         if not self._excess.look(kept, clock):
             return

@@ -7,6 +7,7 @@ import itertools
 import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 
 from aloader import DataLoader, options
 from aloader.pool.holders import Holder, Span, holders
-from aloader.pool.keeping import Excess, Kept, in_words
+from aloader.pool.keeping import Excess, Keeping, Kept, in_words
 
 MB = 10**6
 
@@ -39,6 +40,18 @@ def test_less_than_the_limit_and_what_is_in_hand_is_nobodys_business() -> None:
 def test_time_counts_anew_after_something_was_let_go() -> None:
     excess = Excess(25 * MB)
     assert not any(excess.look(leaves(3 if now % 8 else 2), float(now)) for now in range(80))
+
+
+def test_leaves_are_not_counted_where_all_memory_there_is_would_not_be_too_much() -> None:
+    """There may be a hundred thousand of them, and this is once a second, on somebody's loop."""
+    counted = []
+    memory = SimpleNamespace(nbytes=25 * MB, held=lambda: counted.append(memory.nbytes) or [])
+    crew = SimpleNamespace(latest={0: SimpleNamespace(mappings=memory)})
+    keeping = Keeping(crew, None, Excess(25 * MB), pytest.fail)
+    keeping.look(0.0)
+    memory.nbytes += 1
+    keeping.look(1.0)
+    assert counted == [memory.nbytes]
 
 
 class Cache:
