@@ -12,7 +12,7 @@ import os
 import secrets
 import sys
 import tempfile
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 fcntl: Any
 try:
@@ -20,13 +20,20 @@ try:
 except ImportError:  # Windows, where nothing of this is used
     fcntl = None
 
+#: `MFD_NOEXEC_SEAL`: what is in it will never be run as a program.
+_NOEXEC_SEAL: Final = 8
+
 M = TypeVar("M", bound=mmap.mmap)
 
 
 def create(nbytes: int, name: str = "aloader") -> int:
     """A descriptor of `nbytes` of new zeroed memory. Closed on exec."""
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        try:
+            fd = os.memfd_create(name, flags)
+        except PermissionError:  # the system wants it said (`vm.memfd_noexec`), which kernels before 6.3 do not know
+            fd = os.memfd_create(name, flags | _NOEXEC_SEAL)
         try:
             os.ftruncate(fd, nbytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)

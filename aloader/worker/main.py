@@ -47,7 +47,7 @@ def run(end: socket.socket, status: int, load: Callable[[], Job], *, carried: bo
     link, page = Link(end), adopt(status)
     last_words.keep(page)
     _answer_where_it_stands(page)
-    os.register_at_fork(after_in_child=link.close)  # a process of the user's must not keep the link open
+    os.register_at_fork(after_in_child=link.forked)  # a process of the user's must not keep the link open
     try:
         messages = _first_messages(link)
         start = messages.pop(0) if messages else Stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 
@@ -217,6 +218,20 @@ def test_blocks_begin_on_cache_lines():
     border = Border()
     border.arena.begin(0)
     assert all(border.arena.allocate(n).ctypes.data % 64 == 0 for n in (1, 63, 65, 70_001))
+
+
+def test_memory_is_had_where_the_system_wants_it_never_to_be_executable(monkeypatch):
+    """`vm.memfd_noexec=2`: what does not say so itself is refused."""
+
+    def strict(name, flags, create=os.memfd_create):
+        if not flags & 8:
+            raise PermissionError(errno.EACCES, "memfd_noexec")
+        return create(name, flags & ~8)  # which this kernel may not know
+
+    monkeypatch.setattr(os, "memfd_create", strict)
+    fd = shared.create(4096)
+    assert os.fstat(fd).st_size == 4096
+    os.close(fd)
 
 
 @pytest.mark.parametrize("create", [shared.create, shared.create_portably])
