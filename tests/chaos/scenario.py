@@ -160,10 +160,12 @@ def scenario(seed: int) -> Scenario:
     arguments = drawn.arguments
     if drawn.kind == "stream" and drawn.habit in ("breaks", "throws"):
         arguments["persistent_workers"] = False  # how far a kept one had read by then, its dataset goes on from
-    unordered = drawn.order == "shuffled" and drawn.corrupt and not drawn.workers and arguments["seed"] is None
-    # Without workers, what a failed batch did not draw is missing from the generator of the next epoch's order.
+    # Without workers, what a failed batch did not draw is missing from the generator of the next epoch's order. And
+    # torch's sampler draws from it once more at its end: whether it has come there depends on who looked how far ahead.
+    untold = (drawn.corrupt and not drawn.workers) or drawn.habit == "breaks"
+    unordered = drawn.order == "shuffled" and untold and arguments["seed"] is None
     alone = drawn.cut_off is not None and seed % 2 > 0  # with a template that starts meanwhile
-    return replace(drawn, order="sequential" if unordered else drawn.order, seats=0 if alone else drawn.seats)
+    return replace(drawn, order="listed" if unordered else drawn.order, seats=0 if alone else drawn.seats)
 
 
 def _drawn(seed: int) -> Scenario:
