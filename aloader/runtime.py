@@ -258,7 +258,7 @@ class Runtime:
             self._shared = loader.pool is not None
             if loader.pool is not None:
                 self._pool = loader.pool
-                weakref.finalize(self, _end_crews, self._crews)
+                weakref.finalize(self, _leave, self._crews, self._installed)
             else:
                 count = operator.index(loader.num_workers)
                 self._pool = WorkerPool(count, multiprocessing_context=loader.multiprocessing_context)
@@ -305,7 +305,7 @@ class Runtime:
         if self._pool is not None and not self._shared:
             await in_thread(self._pool.close)
         elif self._pool is not None:
-            _end_crews(self._crews)
+            _leave(self._crews, self._installed)
 
     def close(self, *, interrupted: bool = False) -> None:
         """End everything, blocking."""
@@ -322,7 +322,7 @@ class Runtime:
         if self._pool is not None and not self._shared:
             self._pool.close()
         elif self._pool is not None:
-            _end_crews(self._crews)
+            _leave(self._crews, self._installed)
 
     def _close_private(self) -> None:
         for private in list(self._private):
@@ -335,8 +335,9 @@ class Runtime:
             self._thread.shutdown(wait=False)
 
 
-def _end_crews(crews: weakref.WeakSet[Crew]) -> None:
-    """End the workers that a loader has on a pool that goes on."""
+def _leave(crews: weakref.WeakSet[Crew], installed: Installed) -> None:
+    """End what a loader has on a pool that goes on."""
+    installed.end()
     for crew in list(crews):
         crew.end()
         crew.detach()

@@ -38,6 +38,8 @@ class Launcher:
         """
         self._loaded, self._flags = loaded, flags
         loaded.users.add(self._crew)
+        if self._crew.ended:  # meanwhile: loading takes its time, in a thread
+            self.drop()
 
     def drop(self) -> None:
         """Nothing will be started any more."""

@@ -44,6 +44,22 @@ class Installed:
     def __init__(self) -> None:
         self.carried: Carried | None = None
         self.loaded: Loaded | None = None
+        self._ended = False
+
+    def end(self) -> None:
+        """The loader has been closed, and whoever keeps an error of that time keeps this: let the stage go."""
+        self._ended = True
+        if self.loaded is not None:
+            self.loaded.users.discard(self)
+
+    def use(self, carried: Carried, loaded: Loaded) -> None:
+        """Workers are started with this from now on. The thread that prepares an epoch may come after the end."""
+        if self.loaded is not None:
+            self.loaded.users.discard(self)
+        self.carried, self.loaded = carried, loaded
+        loaded.users.add(self)
+        if self._ended:
+            self.end()
 
 
 class WorkerPool:
@@ -141,11 +157,9 @@ class WorkerPool:
                 return
             carried.write()
             carried.forget()
-            if installed.loaded is not None:
-                installed.loaded.users.discard(installed)
-            installed.carried, installed.loaded = carried, self._start().load(job, carried)
-            installed.loaded.users.add(installed)
-            crew.use(installed.loaded)
+            loaded = self._start().load(job, carried)
+            installed.use(carried, loaded)
+            crew.use(loaded)
 
     def crew(self, who: Who) -> Crew:
         """Workers for one iterator, none of them launched yet."""

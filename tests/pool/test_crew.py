@@ -17,6 +17,7 @@ from aloader.channel.link import Link
 from aloader.channel.messages import Batch, Call, Message, NewSegment, Ready, Retire, Start, Unmapped
 from aloader.channel.roles import Who
 from aloader.pool.crew import Crew
+from aloader.pool.pool import Installed
 from aloader.pool.seats import Seats
 from aloader.pool.starter import Exit, Loaded
 
@@ -202,3 +203,13 @@ def test_who_keeps_pages_hears_of_each_mapping_before_it_goes_and_off_the_loop(h
         "mapped": [4096, 8192, 12288, 16384], "unmapping": [8192, 4096, 16384], "dropped": [12288], "close": [0]
     }  # fmt: skip
     assert keeper.heard.index(("close", 0)) < keeper.heard.index(("unmapping", 16384))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_job_is_let_go_with_its_loader_though_the_thread_that_loads_it_comes_later(late):
+    """Whoever keeps an error of that time keeps all of the loader, and a process with the dataset would live on."""
+    crew, loaded, installed = House().crew, Loaded(None), Installed()
+    acts = [lambda: (installed.use(None, loaded), crew.use(loaded)), lambda: (installed.end(), crew.end())]
+    for act in reversed(acts) if late else acts:
+        act()
+    assert not loaded.users
