@@ -16,6 +16,7 @@ import selectors
 import signal
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -98,6 +99,9 @@ def _work(seeds: list[int], tells: int) -> NoReturn:
         ground.close()
         nursery.close()
         code = 0
+    except BaseException:
+        traceback.print_exc()  # nobody else would: the process does not come to its end as others do
+        raise
     finally:
         sys.stderr.flush()
         os._exit(code)
