@@ -31,8 +31,8 @@ class Fork:
     def __init__(self, end: int) -> None:
         self._end = end
         self._gone = False
-        if end >= 0:
-            weakref.finalize(self, os.close, end)
+        #: Once: the number may be another's afterwards.
+        self.close = weakref.finalize(self, os.close, end) if end >= 0 else tuple
 
     @property
     def lives(self) -> bool:
@@ -150,7 +150,7 @@ class Mappings:
     def shared_with(self, fork: Fork) -> None:
         """This program has been forked: what is leased now is not given back before that has gone."""
         for lease in list(self._leases.values()):
-            lease.forks = *(fork for fork in lease.forks if fork.lives), fork
+            lease.forks = *(other for other in lease.forks if other is not fork and other.lives), fork
 
     def _look_for_forks(self) -> None:
         for _ in range(len(self._withheld)):

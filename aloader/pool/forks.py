@@ -44,31 +44,36 @@ def tell_of_forks(whom: weakref.ref[Forked]) -> None:
 
     The fork has one end of a pipe, for as long as it lives; so whoever has the other one sees that it has gone.
     """
-    ends: dict[int, tuple[int, int]] = {}  # by the thread that forks
+    forks: dict[int, tuple[Fork, int]] = {}  # and the end that is not ours, by the thread that forks
 
-    def before() -> None:
+    def tell(fork: Fork) -> None:
         one = whom()
-        if one is not None and any(mappings.leases for mappings in one.mappings()):
-            try:
-                ends[threading.get_ident()] = os.pipe()
-            except OSError:  # no descriptors left
-                ends[threading.get_ident()] = -1, -1
-
-    def in_parent() -> None:
-        one, (mine, its) = whom(), ends.pop(threading.get_ident(), (None, -1))
-        if mine is None:
-            return
-        if its >= 0:
-            os.close(its)
-        fork = Fork(mine)
         for mappings in one.mappings() if one is not None else ():
             mappings.shared_with(fork)
 
+    def before() -> None:
+        one = whom()
+        if one is None or not one.mappings():
+            return
+        try:
+            mine, its = os.pipe()
+        except OSError:  # no descriptors left
+            mine = its = -1
+        forks[threading.get_ident()] = fork, _ = Fork(mine), its
+        tell(fork)  # already here: another thread may let a batch go just behind the fork
+
+    def in_parent() -> None:
+        fork, its = forks.pop(threading.get_ident(), (None, -1))
+        if fork is not None:
+            tell(fork)  # of what has come in another thread meanwhile
+        if its >= 0:
+            os.close(its)
+
     def in_child() -> None:
-        mine, _ = ends.pop(threading.get_ident(), (-1, -1))
-        ends.clear()  # other threads are not here
-        if mine >= 0:
-            os.close(mine)
+        fork, _ = forks.pop(threading.get_ident(), (None, -1))
+        forks.clear()  # other threads are not here
+        if fork is not None:
+            fork.close()
         one = whom()
         if one is not None:
             one.forked()
